@@ -1,17 +1,17 @@
-"""The gap between the policy that drew the tokens and the trainer's: weights and masks.
+"""The gap between the policy that sampled the tokens and the trainer's: weights and masks.
 
 Everything here is `[R]`, one number a response token, and carries no gradient: importance weights
-and masks are factors of a loss that are held constant.
-
-A mask makes a token's loss 0. Denominators still count it, so that they depend on the batch alone.
+and masks are constant factors of a loss. A mask makes a token's loss 0. Denominators still count
+the token, so that they depend on the batch alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from flowrl.algo.segments import Segments
-from flowrl.specs.loss.correction import (
+from flowrl.specs.loss.policy import (
     Divergence,
     Estimator,
     Outside,
@@ -20,6 +20,7 @@ from flowrl.specs.loss.correction import (
 )
 
 __all__ = [
+    "Segments",
     "gap_statistic",
     "importance_weights",
     "rejection_mask",
@@ -146,3 +147,47 @@ def _inside(values: torch.Tensor, low: float | None, high: float | None) -> torc
     if high is not None:
         keep &= values <= high
     return keep
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Which sample each token belongs to.
+
+    Attributes:
+        of_token: int64 `[R]`, 0 <= of_token < S.
+        counts: `[S]`, tokens of each sample.
+    """
+
+    of_token: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, samples: torch.Tensor) -> Segments:
+        """From any integers `[R]` that are equal where tokens share a sample."""
+        _, of_token, counts = torch.unique(samples, return_inverse=True, return_counts=True)
+        return cls(of_token, counts)
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """`[R]`: at each token the sum over its sample."""
+        return self.totals(values)[self.of_token]
+
+    def totals(self, values: torch.Tensor) -> torch.Tensor:
+        """`[S]`, the sum over each sample."""
+        return values.new_zeros(len(self.counts)).index_add(0, self.of_token, values)
+
+    def means(self, values: torch.Tensor) -> torch.Tensor:
+        """`[R]`: at each token the mean over its sample."""
+        return self.averages(values)[self.of_token]
+
+    def averages(self, values: torch.Tensor) -> torch.Tensor:
+        """`[S]`, the mean over each sample."""
+        return self.totals(values) / self.counts.to(values.dtype)
+
+    def maxima(self, values: torch.Tensor) -> torch.Tensor:
+        """`[R]`: at each token the maximum over its sample."""
+        lowest = values.new_full((len(self.counts),), -torch.inf)
+        return lowest.scatter_reduce(0, self.of_token, values, "amax")[self.of_token]
+
+    def lengths(self, like: torch.Tensor) -> torch.Tensor:
+        """`[R]`: at each token the number of tokens of its sample, in the type of `like`."""
+        return self.counts[self.of_token].to(like.dtype)

@@ -10,6 +10,10 @@ A policy loss is a surrogate, decorated with `policy_loss`, which does what all 
     L_t = keep_t * w_t * surrogate_t - entropy coefficient * H_t
 
 with the importance weight w_t and the masks keep_t of `flowrl.algo.corrections`, both detached.
+
+Two choices need the whole mini-batch before its micro-batches are computed: normalised importance
+weights, whose mean is taken over the mini-batch, and KL-Cov, which ranks all its tokens. `prepare`
+computes both, so that micro-batches add up to the whole.
 """
 
 from __future__ import annotations
@@ -17,14 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
 from flowrl.algo.aggregation import sample_weights
-from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
-from flowrl.algo.segments import Segments
-from flowrl.specs.loss import CrossEntropy, LossSpec, PolicyLoss
+from flowrl.algo.corrections import Segments, importance_weights, rejection_mask, sequence_mask
+from flowrl.specs.loss import CrossEntropy, KLCov, LossSpec, PolicyLoss
 from flowrl.specs.loss.policy import RatioLevel
 
 __all__ = [
@@ -34,8 +37,11 @@ __all__ = [
     "aggregate",
     "cross_entropy",
     "given",
+    "most_covariant",
     "policy_loss",
     "policy_weights",
+    "prepare",
+    "prepares",
     "sample_weights",
 ]
 
@@ -60,7 +66,7 @@ class TokenBatch:
         weight_scale: `[]`, factor of importance weights that makes their mean over the mini-batch
             1. None where this batch is the whole mini-batch.
         penalised: bool `[R]`, tokens that KL-Cov penalises. None where this batch is the whole
-            mini-batch. `flowrl.algo.mini_batch` finds both.
+            mini-batch. `flowrl.algo.losses` finds both.
     """
 
     advantages: torch.Tensor | None = None
@@ -292,3 +298,51 @@ def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> 
     """Negative log-likelihood: L = -logprob."""
     assert isinstance(spec, CrossEntropy)
     return TokenLoss(values=-logprobs)
+
+
+def prepares(spec: LossSpec) -> Literal["nothing", "batch", "logprobs"]:
+    """What `prepare` reads for a loss: nothing, fields of the batch, or the logprobs too."""
+    if isinstance(spec, KLCov):
+        return "logprobs"
+    return "batch" if isinstance(spec, PolicyLoss) and spec.weights_normalise else "nothing"
+
+
+def prepare(logprobs: torch.Tensor | None, batch: TokenBatch, spec: LossSpec) -> TokenBatch:
+    """The whole mini-batch, with what its micro-batches have to know of it.
+
+    Args:
+        logprobs: `[N]` of the policy before the update, without gradient; read where
+            `prepares(spec)` is `logprobs`.
+        batch: All N response tokens of the mini-batch.
+
+    With data parallelism both must be the whole mini-batch's, of all ranks.
+
+    Returns:
+        The batch with `weight_scale` and `penalised`, which a micro-batch takes its part of.
+    """
+    if isinstance(spec, PolicyLoss) and spec.weights_normalise:
+        weights = policy_weights(batch, replace(spec, weights_normalise=False))
+        assert weights is not None
+        batch = replace(batch, weight_scale=1 / weights.mean())
+    if isinstance(spec, KLCov):
+        if logprobs is None:
+            raise ValueError("kl_cov ranks all tokens of a mini-batch by their logprobs")
+        chosen = most_covariant(logprobs, given(batch, "advantages", spec.kind), spec.fraction)
+        batch = replace(batch, penalised=chosen)
+    return batch
+
+
+def most_covariant(
+    logprobs: torch.Tensor, advantages: torch.Tensor, fraction: float
+) -> torch.Tensor:
+    """bool `[N]`, the max(1, floor(fraction * N)) tokens whose logprob and advantage covary most.
+
+    The covariance of a token is (A - mean A) * (logprob - mean logprob), means over all N.
+    """
+    with torch.no_grad():
+        covariance = (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+        chosen = torch.zeros_like(covariance, dtype=torch.bool)
+        if len(covariance):
+            count = min(len(covariance), max(1, int(fraction * len(covariance))))
+            chosen[covariance.topk(count).indices] = True
+        return chosen

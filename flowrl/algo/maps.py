@@ -1,8 +1,13 @@
-"""Maps: functions of a batch's fields that give further fields. numpy only."""
+"""Maps and reward shaping: functions of a batch's fields that give further fields. numpy only.
+
+The shaping functions (`soft_overlong`, `stop_properly`, `cosine_length`, `repetition`) work on
+arrays; those whose names end in `_map` apply them to a batch. A penalty is at most 0 and is added
+to a score; `stop_properly` and `cosine_length` return the score.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -10,12 +15,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo import shaping
 from flowrl.algo.user_function import UserFunction, shape_of
 from flowrl.errors import DataError, RewardError
 from flowrl.specs.function import nearest_hint
-from flowrl.specs.maps import Gives, MapSpec, OwnMap, WeightedSum
-from flowrl.specs.shaping import CosineLength, Repetition, SoftOverlong, StopProperly
+from flowrl.specs.maps import (
+    CosineLength,
+    Gives,
+    MapSpec,
+    OwnMap,
+    Repetition,
+    ShapingSpec,
+    SoftOverlong,
+    StopProperly,
+    WeightedSum,
+)
 
 __all__ = [
     "Array",
@@ -23,14 +36,22 @@ __all__ = [
     "MapResult",
     "check_alone",
     "cosine_length",
+    "cosine_length_map",
     "own",
     "repetition",
+    "repetition_map",
     "soft_overlong",
+    "soft_overlong_map",
     "stop_properly",
+    "stop_properly_map",
     "weighted_sum",
+    "words",
 ]
 
+
 Array: TypeAlias = npt.NDArray[Any]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 MapResult: TypeAlias = Mapping[str, Array]
 """Fields by name, `[N]` or `[T]` by their unit."""
@@ -72,7 +93,7 @@ class MapBatch:
             )
         return self.fields[key]
 
-    def sums(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def sums(self, values: npt.ArrayLike) -> Floats:
         """`[N]` from `[T]`: the sum over each sample's tokens."""
         # Each by itself: differences of a running sum would carry NaN from one sample to the next.
         sample = np.repeat(np.arange(len(self.groups)), np.diff(self.offsets))
@@ -107,14 +128,14 @@ def weighted_sum(batch: MapBatch, spec: MapSpec) -> MapResult:
     return _scores(np.sum(parts, axis=0))
 
 
-def soft_overlong(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """The score plus `flowrl.algo.shaping.soft_overlong` of the response's length."""
+def soft_overlong_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """The score plus `soft_overlong` of the response's length."""
     assert isinstance(spec, SoftOverlong)
-    return _scores(_floats(batch, "score") + shaping.soft_overlong(batch.lengths, spec))
+    return _scores(_floats(batch, "score") + soft_overlong(batch.lengths, spec))
 
 
-def stop_properly(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """`flowrl.algo.shaping.stop_properly` of the score.
+def stop_properly_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """`stop_properly` of the score.
 
     Raises:
         DataError: nobody knows which responses were cut off.
@@ -122,23 +143,23 @@ def stop_properly(batch: MapBatch, spec: MapSpec) -> MapResult:
     assert isinstance(spec, StopProperly)
     if batch.truncated is None:
         raise DataError("stop_properly must know which responses were cut off, and nobody does")
-    return _scores(shaping.stop_properly(_floats(batch, "score"), batch.truncated, spec))
+    return _scores(stop_properly(_floats(batch, "score"), batch.truncated, spec))
 
 
-def cosine_length(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """`flowrl.algo.shaping.cosine_length`; correct is what scores above `correct_above`."""
+def cosine_length_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """`cosine_length`; correct is what scores above `correct_above`."""
     assert isinstance(spec, CosineLength)
     correct = _floats(batch, "score") > spec.correct_above
-    return _scores(shaping.cosine_length(batch.lengths, correct, spec))
+    return _scores(cosine_length(batch.lengths, correct, spec))
 
 
-def repetition(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """The score plus `flowrl.algo.shaping.repetition` of the response's token ids."""
+def repetition_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """The score plus `repetition` of the response's token ids."""
     assert isinstance(spec, Repetition)
     tokens, mask = batch["tokens"], np.asarray(batch["response_mask"], np.bool_)
     spans = [slice(a, b) for a, b in pairwise(batch.offsets)]
     responses = [tokens[span][mask[span]].tolist() for span in spans]
-    return _scores(_floats(batch, "score") + shaping.repetition(responses, spec))
+    return _scores(_floats(batch, "score") + repetition(responses, spec))
 
 
 def own(batch: MapBatch, spec: MapSpec) -> MapResult:
@@ -218,12 +239,110 @@ def _checked(function: UserFunction, found: object, field: Gives, batch: MapBatc
     return values
 
 
-def _floats(batch: MapBatch, key: str) -> npt.NDArray[np.float64]:
+def _floats(batch: MapBatch, key: str) -> Floats:
     return np.asarray(batch[key], np.float64)
 
 
-def _scores(values: npt.NDArray[np.float64]) -> MapResult:
+def _scores(values: Floats) -> MapResult:
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])
         raise RewardError("a score is not finite", where=f"sample {row}", found=str(values[row]))
     return {"score": values.astype(np.float32)}
+
+
+def soft_overlong(lengths: npt.ArrayLike, spec: ShapingSpec) -> Floats:
+    """The length penalty of DAPO (Yu et al., 2025, equation 13), times `factor`::
+
+        0                                   L <= max - buffer
+        factor (max - buffer - L) / buffer  L <= max
+        -factor                             beyond; with `cap=False` the second line goes on
+
+    With `buffer=0`, -factor for L > max and else 0.
+
+    Args:
+        lengths: int `[N]`, response tokens.
+
+    Returns:
+        float64 `[N]`, to be added to the scores.
+
+    Raises:
+        ValueError: a buffer below 0.
+    """
+    assert isinstance(spec, SoftOverlong)
+    length = np.asarray(lengths, np.float64)
+    if spec.buffer < 0:
+        raise ValueError(f"buffer must be at least 0, not {spec.buffer}")
+    if spec.buffer == 0:
+        return np.where(length > spec.max_tokens, -spec.factor, 0.0)
+    over = np.maximum(length - (spec.max_tokens - spec.buffer), 0.0) / spec.buffer
+    if spec.cap:
+        over = np.minimum(over, 1.0)
+    # No -0 for responses within bounds.
+    return np.where(over > 0, -spec.factor * over, 0.0)
+
+
+def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: ShapingSpec) -> Floats:
+    """Scores of truncated responses times the coefficient; below 0, the coefficient replaces them.
+
+    A negative factor would turn a wrong answer's penalty into a reward, so a negative coefficient
+    is not one (as in OpenRLHF).
+
+    Args:
+        scores: `[N]`.
+        truncated: bool `[N]`, whether the response ended at `max_tokens`.
+
+    Returns:
+        float64 `[N]`.
+    """
+    assert isinstance(spec, StopProperly)
+    r, cut = np.asarray(scores, np.float64), np.asarray(truncated, np.bool_)
+    return np.where(cut, r * spec.coefficient if spec.coefficient >= 0 else spec.coefficient, r)
+
+
+def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: ShapingSpec) -> Floats:
+    """The cosine reward (Yeo et al., "Demystifying Long Chain-of-Thought Reasoning", 2025)::
+
+        p     = min(L / max_tokens, 1)
+        score = long + (short - long) (1 + cos(pi p)) / 2
+
+    with short and long of correct or of wrong responses: right answers are worth most when short,
+    wrong ones cost least when long.
+
+    Args:
+        lengths: int `[N]`, response tokens.
+        correct: bool `[N]`.
+
+    Returns:
+        float64 `[N]`.
+    """
+    assert isinstance(spec, CosineLength)
+    right = np.asarray(correct, np.bool_)
+    progress = np.minimum(np.asarray(lengths, np.float64) / spec.max_tokens, 1.0)
+    short = np.where(right, spec.correct_short, spec.wrong_short)
+    long = np.where(right, spec.correct_long, spec.wrong_long)
+    return np.asarray(long + 0.5 * (short - long) * (1.0 + np.cos(np.pi * progress)), np.float64)
+
+
+def repetition(sequences: Iterable[Sequence[Hashable]], spec: ShapingSpec) -> Floats:
+    """(1 - different n-grams / n-grams) * max_penalty; 0 for fewer than n items (Yeo et al., 2025).
+
+    Args:
+        sequences: N responses, as token ids or as `words`.
+
+    Returns:
+        float64 `[N]`, to be added to the scores.
+    """
+    assert isinstance(spec, Repetition)
+    return np.array([_share_repeated(s, spec.ngram) * spec.max_penalty for s in sequences]) + 0.0
+
+
+def _share_repeated(sequence: Sequence[Hashable], n: int) -> float:
+    count = len(sequence) - n + 1
+    if count <= 0:
+        return 0.0
+    return 1.0 - len({tuple(sequence[i : i + n]) for i in range(count)}) / count
+
+
+def words(text: str) -> list[str]:
+    """Words of a text for `repetition`: split at white space, in lower case."""
+    return text.lower().split()

@@ -23,8 +23,7 @@ from flowrl.config.rewards import (
 )
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op
-from flowrl.specs.filters import Difficulty, ZeroVariance
-from flowrl.specs.select import BestAndWorst, Threshold
+from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, ZeroVariance
 
 __all__ = ["check_score_bounds"]
 

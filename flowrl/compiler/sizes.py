@@ -18,7 +18,7 @@ from flowrl.config.schema import FreshModel, OverlongTerm
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance
-from flowrl.specs.select import SelectSpec
+from flowrl.specs.filters import SelectSpec
 from flowrl.wording import counted
 
 __all__ = ["SizedStage", "check_sizes", "compares_a_group", "generates_before"]

@@ -27,7 +27,7 @@ from flowrl.passes.context import (
 from flowrl.passes.settle_truncation import treats_as_untruncated
 from flowrl.program.interact import MAX_OBSERVATION_TOKENS
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
-from flowrl.specs.shaping import SoftOverlong
+from flowrl.specs.maps import SoftOverlong
 from flowrl.wording import counted
 
 __all__ = [

@@ -11,7 +11,7 @@ term counts:
   says. A transformation may be `of` another one; `of` names a term that stands before it, and no
   term is transformed twice.
 
-The formulas stand in `flowrl.algo.shaping`, with their papers.
+The formulas stand in `flowrl.algo.maps`, with their papers.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from flowrl.config.rewards import (
 )
 from flowrl.config.section import Args, Float, Int, Section
 from flowrl.specs import Aggregation
-from flowrl.specs.sampling import MIN_TEMPERATURE
+from flowrl.specs.attributes import MIN_TEMPERATURE
 
 __all__ = [
     "AdvantageConfig",

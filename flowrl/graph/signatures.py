@@ -21,7 +21,7 @@ from flowrl.specs import (
     Sampling,
     SelectSpec,
 )
-from flowrl.specs.cost import NodeCost
+from flowrl.specs.attributes import NodeCost
 
 __all__ = [
     "ADVANTAGE",

@@ -9,7 +9,7 @@ from flowrl.cost.demand import phase_of, samples_per_prompt
 from flowrl.cost.memory import DTYPE_BYTES, resident_memory, working_memory
 from flowrl.graph import DType, Field, Graph, Node, Op, Unit
 from flowrl.passes.context import Context, RoleCost
-from flowrl.specs.cost import NodeCost
+from flowrl.specs.attributes import NodeCost
 
 __all__ = ["annotate_cost"]
 

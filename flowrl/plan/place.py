@@ -10,7 +10,7 @@ from flowrl.graph.ir import Attr
 from flowrl.plan.check.numbers import UNDO
 from flowrl.plan.names import device_names
 from flowrl.plan.schema import PlacementPlan
-from flowrl.specs.cost import NodeCost
+from flowrl.specs.attributes import NodeCost
 
 __all__ = ["place"]
 

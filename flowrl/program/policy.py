@@ -17,7 +17,7 @@ from flowrl.program.roles import Role, add_update, begin, outputs_of
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 from flowrl.specs import KL, Grammar, LossSpec, Sampling
-from flowrl.specs.sampling import MIN_TEMPERATURE
+from flowrl.specs.attributes import MIN_TEMPERATURE
 
 __all__ = [
     "Policy",

@@ -26,8 +26,8 @@ from flowrl.program.operation import (
 )
 from flowrl.program.tracer import Tracer
 from flowrl.specs import SelectSpec
+from flowrl.specs.filters import BestAndWorst, RandomK, Threshold, Top
 from flowrl.specs.names import raise_missing
-from flowrl.specs.select import BestAndWorst, RandomK, Threshold, Top
 
 __all__ = ["best_and_worst", "random", "threshold", "top"]
 

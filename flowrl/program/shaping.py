@@ -3,7 +3,7 @@
     scores = fl.shaping.soft_overlong(scores, rollout, max_tokens=256, buffer=64)
 
 Each gives scores again, sample by sample, so that a filter may follow. Formulas, with paper and
-equation, are at their functions in `flowrl.algo.shaping`. The same are terms of `rewards.terms`.
+equation, are at their functions in `flowrl.algo.maps`. The same are terms of `rewards.terms`.
 """
 
 from __future__ import annotations

@@ -8,24 +8,35 @@ from flowrl.specs.advantage import (
     LengthWeighted,
     MaxRL,
     NormaliseThenSum,
+    OwnAdvantage,
     PassAtK,
+    UserAdvantage,
 )
+from flowrl.specs.attributes import AdamW, FinishReason, Sampling
 from flowrl.specs.base import Scalar, Spec, spec_from_json
-from flowrl.specs.filters import Difficulty, FilterSpec, ZeroVariance
+from flowrl.specs.filters import (
+    BestAndWorst,
+    Difficulty,
+    FilterSpec,
+    RandomK,
+    SelectSpec,
+    Threshold,
+    Top,
+    ZeroVariance,
+)
 from flowrl.specs.grammar import Grammar, JsonSchema, Regex
-from flowrl.specs.kl import KL, AdaptiveKL
+from flowrl.specs.kl import KL
 from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, OwnLoss, PolicyClip
-from flowrl.specs.maps import MapSpec, OwnMap, UserMap, WeightedSum
-from flowrl.specs.optimizer import AdamW
-from flowrl.specs.own_advantage import OwnAdvantage, UserAdvantage
-from flowrl.specs.sampling import FinishReason, Sampling
-from flowrl.specs.select import BestAndWorst, RandomK, SelectSpec, Threshold, Top
-from flowrl.specs.shaping import (
+from flowrl.specs.maps import (
     CosineLength,
+    MapSpec,
+    OwnMap,
     Repetition,
     ShapingSpec,
     SoftOverlong,
     StopProperly,
+    UserMap,
+    WeightedSum,
 )
 from flowrl.specs.token_advantage import (
     GAE,
@@ -41,7 +52,6 @@ __all__ = [
     "GPG",
     "KL",
     "AdamW",
-    "AdaptiveKL",
     "AdvantageSpec",
     "Aggregation",
     "BestAndWorst",

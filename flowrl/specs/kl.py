@@ -12,7 +12,6 @@ from flowrl.specs.names import argument_hint, raise_missing
 
 __all__ = [
     "KL",
-    "AdaptiveKL",
     "Divergence",
     "Estimator",
     "KLOptions",
@@ -65,35 +64,6 @@ class KL(Spec):
     target: float | None = option(None)
     horizon: int = option(10_000)
     step_clip: float = option(0.2)
-
-    @property
-    def adaptive(self) -> AdaptiveKL | None:
-        """How the coefficient is steered; None where it stays as it is."""
-        if self.target is None:
-            return None
-        return AdaptiveKL(
-            initial=self.coefficient, target=self.target, horizon=self.horizon, clip=self.step_clip
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveKL(Spec):
-    """A coefficient that follows the measured KL towards a target.
-
-    Attributes:
-        initial: The coefficient at the beginning.
-        target: KL to hold, in the unit that it is measured in.
-        horizon: Samples over which a relative error of `clip` changes the coefficient by `clip`.
-        clip: Bound of the relative error.
-    """
-
-    family: ClassVar[str] = "kl_coefficient"
-    kind: ClassVar[str] = "adaptive"
-
-    initial: float
-    target: float
-    horizon: int = 10_000
-    clip: float = option(0.2)
 
 
 class KLOptions(TypedDict, total=False):

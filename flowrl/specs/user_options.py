@@ -1,8 +1,9 @@
-"""Options of the user's own functions: keyword arguments whose values travel in a specification.
+"""Options of own functions, and the marks (`@fl.map`, `@fl.advantage.own`) that declare them.
 
-    def my_loss(logprobs, batch, *, beta=0.1): ...     # `beta` is an option, 0.1 unless it is given
+    def my_loss(logprobs, batch, *, beta=0.1): ...     # `beta` is an option, 0.1 by default
 
-A value is a number, a text, a truth value or None, so that a graph can be written and read back.
+The value of an option is a number, a string, a boolean or None, so that a graph can be written and
+read back.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from flowrl.errors import TraceError
-from flowrl.specs.base import Scalar
-from flowrl.specs.function import caller, definition_of, nearest_hint
+from flowrl.specs.base import Scalar, Spec
+from flowrl.specs.function import caller, definition_of, nearest_hint, reference_of
 
-__all__ = ["Options", "change_options", "declared_options", "names_among"]
+__all__ = [
+    "MarkedFunction",
+    "Options",
+    "change_options",
+    "declared_options",
+    "names_among",
+]
+
 
 Options: TypeAlias = tuple[tuple[str, Scalar], ...]
 """Pairs of name and value, sorted by name."""
@@ -143,3 +151,47 @@ def names_among(
                 hint=nearest_hint(str(name), known),
             )
     return found
+
+
+_S = TypeVar("_S", bound=Spec)
+
+
+class MarkedFunction(Generic[_S]):
+    """What stands under the name of a marked function in the user's module.
+
+    It knows the specification; what calling it in a program does is a subclass's business.
+
+    Args:
+        function: `(batch, *, option=default, ...)`.
+        kind: What it is for, for messages: `map`.
+        make: The specification, whose fields are `function`, `options` and what is `declared`.
+        declared: What the mark says.
+
+    Raises:
+        TraceError: a function that no plan can name, or with parameters that it cannot have.
+    """
+
+    reserved: ClassVar[frozenset[str]] = frozenset()
+    """Names of arguments of a call in a program, which no option may have."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, kind: str, make: Callable[..., _S], **declared: Any
+    ) -> None:
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+        fields: dict[str, object] = getattr(make, "__dataclass_fields__", {})
+        reserved = {*fields, "kind", *self.reserved}
+        self._options = declared_options(function, takes=("batch",), reserved=reserved)
+        self._make = make
+        self._declared = {"function": reference_of(function, kind=kind), **declared}
+
+    def spec(self, **options: Scalar) -> _S:
+        """The specification with these options; the others keep their defaults.
+
+        Raises:
+            TraceError: an option that the function does not have.
+        """
+        changed: Options = change_options(self.__name__, self._options, options)
+        return self._make(**self._declared, options=changed)

@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-from flowrl.algo.losses import TokenBatch
-from flowrl.algo.mini_batch import prepare
+from flowrl.algo.losses import TokenBatch, prepare
 from flowrl.algo.resolve import resolve_loss
 from flowrl.errors import FlowError
 from flowrl.specs.loss import LossSpec, OwnLoss

@@ -9,10 +9,10 @@ from flowrl.cost import format_bytes
 from flowrl.graph import Edge, Graph, Level, Node, Op
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.specs import KL, Scalar, Spec
-from flowrl.specs.cost import NodeCost
+from flowrl.specs.advantage import OwnAdvantage
+from flowrl.specs.attributes import NodeCost
 from flowrl.specs.loss import OwnLoss
 from flowrl.specs.maps import OwnMap, WeightedSum
-from flowrl.specs.own_advantage import OwnAdvantage
 from flowrl.wording import counted
 
 __all__ = [

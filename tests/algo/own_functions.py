@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 from flowrl.algo.advantages import AdvantageBatch, AdvantageResult, rewards_to_go, token_rewards
+from flowrl.algo.corrections import Segments
 from flowrl.algo.losses import TokenBatch, TokenLoss
 from flowrl.algo.maps import MapBatch
-from flowrl.algo.segments import Segments
 from flowrl.specs import UserAdvantage, UserMap, loss
 
 

@@ -11,21 +11,21 @@ import torch
 
 from flowrl.algo import logprobs as logprobs_module
 from flowrl.algo.corrections import (
+    Segments,
     gap_statistic,
     importance_weights,
     rejection_mask,
     sequence_mask,
 )
+from flowrl.algo.divergence import mismatch
 from flowrl.algo.logprobs import chosen_logprobs
 from flowrl.algo.losses import TokenBatch
-from flowrl.algo.losses_value import value_clip
-from flowrl.algo.mismatch import mismatch
+from flowrl.algo.losses_supervised import value_clip
 from flowrl.algo.resolve import resolve_loss
-from flowrl.algo.segments import Segments
 from flowrl.specs import loss
 from flowrl.specs.loss import ValueClip
-from flowrl.specs.loss.correction import Divergence, RejectionLevel
-from flowrl.specs.loss.correction import Estimator as GapEstimator
+from flowrl.specs.loss.policy import Divergence, RejectionLevel
+from flowrl.specs.loss.policy import Estimator as GapEstimator
 
 SAMPLES = torch.tensor([4, 4, 9, 4])
 """Tokens of a sample need not be adjacent."""

@@ -22,7 +22,7 @@ from flowrl.algo.advantages import (
     weighted_sum,
 )
 from flowrl.algo.advantages.group import centre_scores
-from flowrl.algo.advantages.partition import Partition
+from flowrl.algo.advantages.indexing import Partition
 from flowrl.errors import GraphError, RewardError
 from flowrl.specs import (
     GPG,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flowrl.algo import resolve_kl
+from flowrl.algo.divergence import adapted
 from flowrl.algo.kl import estimate, full
-from flowrl.algo.kl_coefficient import adapted
-from flowrl.specs.kl import AdaptiveKL, Estimator, k1, k2, k3, kl_abs
+from flowrl.specs.kl import KL, Estimator, k1, k2, k3, kl_abs
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
@@ -113,10 +113,10 @@ def test_a_clamp_shows_in_the_text_only_where_it_is_set() -> None:
 
 
 def test_the_coefficient_follows_the_divergence_by_at_most_its_clip() -> None:
-    spec = AdaptiveKL(initial=0.2, target=0.1, horizon=1000)
+    spec = k3(0.2, target=0.1, horizon=1000)
     assert adapted(0.2, 0.1, 64, spec) == 0.2
     assert adapted(0.2, 0.11, 100, spec) == pytest.approx(0.2 * (1 + 0.1 * 0.1))
     assert adapted(0.2, 9.0, 100, spec) == pytest.approx(0.2 * (1 + 0.2 * 0.1))
     assert adapted(0.2, 0.0, 100, spec) == pytest.approx(0.2 * (1 - 0.2 * 0.1))
     with pytest.raises(ValueError, match="above 0"):
-        adapted(0.2, 0.1, 64, AdaptiveKL(initial=0.2, target=0.0))
+        adapted(0.2, 0.1, 64, KL(estimator="k3", coefficient=0.2, target=0.0))

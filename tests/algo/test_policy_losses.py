@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.algo.losses import TokenBatch, aggregate, sample_weights
-from flowrl.algo.mini_batch import prepare, prepares
+from flowrl.algo.corrections import Segments
+from flowrl.algo.losses import TokenBatch, aggregate, prepare, prepares, sample_weights
 from flowrl.algo.resolve import resolve_loss
-from flowrl.algo.segments import Segments
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flowrl.algo.losses import TokenBatch, aggregate
-from flowrl.algo.losses_value import explained_variance
+from flowrl.algo.losses_supervised import explained_variance
 from flowrl.algo.resolve import resolve_loss
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr

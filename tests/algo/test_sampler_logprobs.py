@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from flowrl.algo import logprobs as logprobs_module
 from flowrl.algo.kl import full
-from flowrl.algo.logprobs import sampler_logits, sampler_logprobs
-from flowrl.algo.sampler import SamplerTransform
+from flowrl.algo.logprobs import SamplerTransform, sampler_logits, sampler_logprobs
 
 VOCABULARY = 7
 NEVER = 1 << 30

@@ -7,7 +7,7 @@ import pytest
 
 from flowrl.algo import resolve_filter
 from flowrl.algo.filters import zero_variance
-from flowrl.algo.shaping import cosine_length, repetition, soft_overlong, stop_properly, words
+from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.specs import (
     CosineLength,
     Difficulty,

@@ -25,9 +25,8 @@ from flowrl.algo.advantages import (
     token_rewards,
     whiten,
 )
-from flowrl.algo.advantages.gae import estimate, length_lambda
 from flowrl.algo.advantages.returns import last_token
-from flowrl.algo.advantages.turns import turn_returns
+from flowrl.algo.advantages.token import estimate, length_lambda, turn_returns
 from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.specs import GAE, GroupInGroup, OptimalTokenBaseline, ReinforcePP, ReMax
 from flowrl.specs.kl import Estimator

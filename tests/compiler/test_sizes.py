@@ -19,7 +19,7 @@ from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, Node, Op, SourceRef
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Sampling
-from flowrl.specs.loss.preference import DPO
+from flowrl.specs.loss.base import DPO
 from tests.runtime.tiny_runs import tiny_config
 
 

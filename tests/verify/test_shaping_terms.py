@@ -1,4 +1,4 @@
-"""Terms of length, ending and repetition equal the functions of `flowrl.algo.shaping`."""
+"""Terms of length, ending and repetition equal the functions of `flowrl.algo.maps`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.algo.shaping import cosine_length, repetition, soft_overlong, stop_properly, words
+from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
 from flowrl.config.schema import RewardsConfig
 from flowrl.errors import ConfigError
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
-from flowrl.specs.shaping import CosineLength, Repetition, SoftOverlong, StopProperly
+from flowrl.specs.maps import CosineLength, Repetition, SoftOverlong, StopProperly
 from flowrl_backends.verify import plugin
 
 ACCURACY: dict[str, object] = {"kind": "exact_match", "name": "accuracy"}

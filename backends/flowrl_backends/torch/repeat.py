@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flowrl.algo.sampler import SamplerTransform
+from flowrl.algo.logprobs import SamplerTransform
 from flowrl.backend.batch import Ints, KeptTokens, SequenceBatch
 from flowrl.errors import BackendError
 from flowrl_backends.torch.packing import Packed

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from flowrl.algo.divergence import mismatch
 from flowrl.algo.kl import full_in_chunks
 from flowrl.algo.logprobs import sampler_logits
-from flowrl.algo.losses import TokenBatch, aggregate
-from flowrl.algo.losses_value import explained_variance
-from flowrl.algo.mini_batch import prepare, prepares
-from flowrl.algo.mismatch import mismatch
+from flowrl.algo.losses import TokenBatch, aggregate, prepare, prepares
+from flowrl.algo.losses_supervised import explained_variance
 from flowrl.algo.resolve import KLFunction, LossFunction, resolve_kl, resolve_loss
 from flowrl.backend.batch import Ints, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec

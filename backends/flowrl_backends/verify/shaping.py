@@ -7,7 +7,7 @@
     cosine_length   a number by length, for right and for wrong responses; right where the named
                     term's value is at least `right_from`
 
-The formulas are those of `flowrl.algo.shaping`. Lengths are in response tokens, the stop token
+The formulas are those of `flowrl.algo.maps`. Lengths are in response tokens, the stop token
 included. n-grams are of the text, which is what people see: words are split at white space and
 compared without case; where text has no spaces, `unit: characters` is for it.
 """
@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from flowrl.algo.shaping import cosine_length, repetition, soft_overlong, stop_properly, words
+from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import ConfigError
 from flowrl.specs import FinishReason
 from flowrl.specs.check import wrong_fields
-from flowrl.specs.shaping import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
+from flowrl.specs.maps import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl_backends.verify.options import TermOptions
 
 __all__ = ["PENALTIES", "TRANSFORMATIONS", "Penalty", "Transformation"]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.algo.advantages.batch import AdvantageBatch, field_of
 from flowrl.specs.kl import Estimator
 from flowrl.specs.token_advantage import EpsPlace, Masking
 
-__all__ = ["kl_penalty", "last_token", "rewards_to_go", "token_rewards", "whiten"]
+__all__ = ["kl_penalty", "last_token", "penalty_of", "rewards_to_go", "token_rewards", "whiten"]
 
 Array = npt.NDArray[np.float64]
 
@@ -41,6 +42,21 @@ def kl_penalty(
         case "k3":
             kl = np.expm1(-d) + d
     return kl if clamp_output is None else np.clip(kl, -clamp_output, clamp_output)
+
+
+def penalty_of(
+    batch: AdvantageBatch, estimator: Estimator, coefficient: float, kind: str
+) -> Array | None:
+    """The KL estimate `[N, T]` that a specification takes off the reward; None without a penalty.
+
+    Raises:
+        ValueError: there is a penalty, and the batch lacks logprobs or reference_logprobs.
+    """
+    if coefficient == 0:
+        return None
+    return kl_penalty(
+        field_of(batch, "logprobs", kind), field_of(batch, "reference_logprobs", kind), estimator
+    )
 
 
 def last_token(mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:

@@ -1,43 +1,46 @@
-"""One advantage a token, without a critic: REINFORCE++, ReMax, baselines, distillation."""
+"""One advantage a token: REINFORCE++, ReMax, baselines, distillation, GAE, turns. numpy only."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult, check_scores, field_of
-from flowrl.algo.advantages.group import centre_scores
-from flowrl.algo.advantages.partition import Partition
-from flowrl.algo.advantages.returns import kl_penalty, rewards_to_go, token_rewards, whiten
-from flowrl.specs.advantage import AdvantageSpec
-from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import Distill, OptimalTokenBaseline, ReinforcePP, ReMax
+from flowrl.algo.advantages.batch import (
+    AdvantageBatch,
+    AdvantageResult,
+    Turns,
+    check_scores,
+    field_of,
+)
+from flowrl.algo.advantages.group import centre_scores, standardise
+from flowrl.algo.advantages.indexing import Partition
+from flowrl.algo.advantages.returns import penalty_of, rewards_to_go, token_rewards, whiten
+from flowrl.specs.advantage import AdvantageSpec, GroupRelative
+from flowrl.specs.token_advantage import (
+    GAE,
+    Distill,
+    GroupInGroup,
+    Masking,
+    OptimalTokenBaseline,
+    ReinforcePP,
+    ReMax,
+)
 
 __all__ = [
     "distill",
+    "estimate",
+    "gae",
+    "group_in_group",
+    "length_lambda",
     "optimal_baseline",
     "optimal_token_baseline",
-    "penalty_of",
     "reinforce_pp",
     "remax",
+    "turn_returns",
 ]
 
+
 Array = npt.NDArray[np.float64]
-
-
-def penalty_of(
-    batch: AdvantageBatch, estimator: Estimator, coefficient: float, kind: str
-) -> Array | None:
-    """The KL estimate `[N, T]` that a specification takes off the reward; None without a penalty.
-
-    Raises:
-        ValueError: there is a penalty, and the batch lacks logprobs or reference_logprobs.
-    """
-    if coefficient == 0:
-        return None
-    return kl_penalty(
-        field_of(batch, "logprobs", kind), field_of(batch, "reference_logprobs", kind), estimator
-    )
 
 
 def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
@@ -208,3 +211,156 @@ def _result(advantages: Array, returns: Array) -> AdvantageResult:
     return AdvantageResult(
         advantages=advantages.astype(np.float32), returns=returns.astype(np.float32)
     )
+
+
+def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+    """GAE over rewards of one score a sample, of an environment, and a KL penalty a token.
+
+    Advantages are those of `estimate` with `lam`, or with `length_lambda` where `length_alpha` is
+    above 0; they are whitened over the response tokens of the batch unless the specification says
+    not to. Returns, which the critic learns, are those of `lam_value` (VC-PPO: Yuan et al., "What's
+    Behind PPO's Collapse in Long-CoT?", 2025; VAPO: Yue et al., 2025, section 4), without
+    whitening. Both are 0 off the mask.
+    """
+    assert isinstance(spec, GAE)
+    scores = check_scores(batch.scores, batch.groups)
+    mask = field_of(batch, "mask", spec.kind)
+    values = field_of(batch, "values", spec.kind)
+    kl = penalty_of(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
+    rewards = token_rewards(
+        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
+    )
+    lam: float | Array = spec.lam
+    if spec.length_alpha > 0:
+        lam = length_lambda((mask > 0).sum(1), spec.length_alpha)
+    advantages, returns = estimate(rewards, values, mask, spec.gamma, lam, spec.masking)
+    lam_value = spec.lam if spec.lam_value is None else spec.lam_value
+    _, returns = estimate(rewards, values, mask, spec.gamma, lam_value, spec.masking)
+    if spec.whiten:
+        advantages = whiten(
+            advantages,
+            mask,
+            ddof=spec.whiten_ddof,
+            eps=spec.whiten_eps,
+            place=spec.whiten_eps_place,
+        )
+    live = mask > 0
+    return AdvantageResult(
+        advantages=np.where(live, advantages, 0.0).astype(np.float32),
+        returns=np.where(live, returns, 0.0).astype(np.float32),
+    )
+
+
+def estimate(
+    rewards: npt.ArrayLike,
+    values: npt.ArrayLike,
+    mask: npt.ArrayLike,
+    gamma: float,
+    lam: float | Array,
+    masking: Masking = "carry",
+) -> tuple[Array, Array]:
+    """Advantages and returns (Schulman et al., GAE, 2015, equations 11 and 16)::
+
+        delta_t = r_t + gamma V_{t+1} - V_t
+        A_t     = delta_t + gamma lambda A_{t+1}
+        returns = A_t + V_t
+
+    What lies after the last token has the value 0: a response has ended, or its end by length is
+    taken for one. At a token off the mask, by `masking`::
+
+        carry    A and V behind it pass through; the token before has them as its successors
+        zero     r and V count as 0 there; gamma and lambda apply
+        none     the mask is not looked at
+        reset    the token before sees A = V = 0 there
+
+    Args:
+        rewards: `[N, T]`.
+        values: `[N, T]`.
+        mask: `[N, T]`.
+        lam: lambda, one number or `[N]`.
+
+    Returns:
+        float64 `[N, T]` each; what stands off the mask is what the recursion had there.
+    """
+    r, v = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    m = (np.asarray(mask) > 0).astype(np.float64)
+    if masking == "zero":
+        r, v = r * m, v * m
+    advantages = np.zeros_like(r)
+    running, following = np.zeros(len(r)), np.zeros(len(r))
+    for t in reversed(range(r.shape[1])):
+        step = r[:, t] + gamma * following - v[:, t] + gamma * lam * running
+        live = m[:, t] > 0
+        match masking:
+            case "carry":
+                advantages[:, t] = running = np.where(live, step, running)
+                following = np.where(live, v[:, t], following)
+            case "reset":
+                advantages[:, t] = step
+                running, following = step * m[:, t], v[:, t] * m[:, t]
+            case _:
+                advantages[:, t] = running = step
+                following = v[:, t]
+    return advantages, advantages + v
+
+
+def length_lambda(lengths: npt.ArrayLike, alpha: float) -> Array:
+    """lambda = 1 - 1 / (alpha l) for a response of l tokens (VAPO, 2025, section 4.2).
+
+    Longer responses get a lambda nearer 1, so that the reward reaches their beginning. Where
+    alpha * l is below 1, lambda is 0.
+
+    Returns:
+        float64 `[N]`, from 0 to 1.
+    """
+    return 1.0 - 1.0 / np.maximum(alpha * np.asarray(lengths, np.float64), 1.0)
+
+
+def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+    """GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", 2025).
+
+    Episodes of a prompt form a group, and within it all turns that began in the same state of the
+    environment (an anchor state) form a group of their own::
+
+        A_E(i)    = (score_i - mean_g) / F(g)                 over episodes        section 4.1
+        R_(i,m)   = sum over later turns k >= m of gamma^(k-m) r_(i,k)             section 4.2
+        A_S(i,m)  = (R_(i,m) - mean of R in its state) / F    over turns of the state
+        A_(i,m)   = A_E(i) + weight A_S(i,m)                                       section 4.3
+
+    F is the standard deviation plus eps, or 1 with `std="none"`; with `std="batch"`, that of all
+    episodes and of all turns. A turn whose state no other turn of its group has gets A_S = 0 (or
+    its R, with `singleton="raw"`). Every token of a turn gets the turn's advantage; a response
+    token of no turn gets the episode's.
+    """
+    assert isinstance(spec, GroupInGroup)
+    scores = check_scores(batch.scores, batch.groups)
+    mask = field_of(batch, "mask", spec.kind)
+    turns = batch.turns
+    if turns is None:
+        raise ValueError(f"the advantage {spec.kind} needs turns, which the batch does not hold")
+    relative = GroupRelative(std=spec.std, ddof=spec.ddof, eps=spec.eps, singleton=spec.singleton)
+    episode = standardise(scores, batch.groups, relative)
+    samples = np.asarray(turns.samples)
+    keys = np.stack([np.asarray(batch.groups)[samples], np.asarray(turns.states)], axis=1)
+    _, states = np.unique(keys, axis=0, return_inverse=True)
+    step = standardise(turn_returns(turns, spec.gamma), states.reshape(-1), relative)
+    # Tokens of no turn have the number -1, which reads the 0 at the end.
+    of_turn = np.append(step, 0.0)[np.asarray(turns.tokens)]
+    advantages = np.where(mask > 0, episode[:, None] + spec.weight * of_turn, 0.0)
+    return AdvantageResult(advantages=advantages.astype(np.float32))
+
+
+def turn_returns(turns: Turns, gamma: float) -> Array:
+    """R_m = r_m + gamma R_{m+1} within each sample; float64 `[M]`.
+
+    Raises:
+        ValueError: turns are not in ascending order of their samples.
+    """
+    samples = np.asarray(turns.samples)
+    if (np.diff(samples) < 0).any():
+        raise ValueError("turns must be ordered by sample, and by time within a sample")
+    returns = np.array(turns.rewards, np.float64)
+    for m in reversed(range(len(returns) - 1)):
+        if samples[m] == samples[m + 1]:
+            returns[m] += gamma * returns[m + 1]
+    return returns

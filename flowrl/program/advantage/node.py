@@ -25,7 +25,7 @@ from flowrl.program.operation import (
 )
 from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, Distill, OptimalTokenBaseline, ReinforcePP, ReMax, Scalar
-from flowrl.specs.own_advantage import Per, UserAdvantage
+from flowrl.specs.advantage import Per, UserAdvantage
 
 __all__ = [
     "OwnAdvantage",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowrl.algo.kl_coefficient import adapted
+from flowrl.algo.divergence import adapted
 from flowrl.backend.batch import Floats, Sampler, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
@@ -238,7 +238,7 @@ class BatchProgram:
         """The KL term of an update; where it adapts, with the coefficient that it has come to."""
         kl = node.attr("kl")
         assert kl is None or isinstance(kl, KL)
-        if kl is None or kl.adaptive is None:
+        if kl is None or kl.target is None:
             return kl
         coefficient = self.kl_coefficients.setdefault(node.id, kl.coefficient)
         step.kl_coefficients[node.id] = coefficient
@@ -249,10 +249,10 @@ class BatchProgram:
         kl = node.attr("kl")
         measured = [(made.metrics["kl"], made.num_tokens) for made in steps if "kl" in made.metrics]
         tokens = sum(count for _, count in measured)
-        if not isinstance(kl, KL) or kl.adaptive is None or not tokens:
+        if not isinstance(kl, KL) or kl.target is None or not tokens:
             return
         mean = sum(value * count for value, count in measured) / tokens
-        found = adapted(self.kl_coefficients[node.id], mean, samples, kl.adaptive)
+        found = adapted(self.kl_coefficients[node.id], mean, samples, kl)
         if np.isfinite(found):  # an update that was skipped may have measured nonsense
             self.kl_coefficients[node.id] = found
 

@@ -14,14 +14,39 @@ plans and configs hold. Formulas, with paper and equation, stand at their implem
 from typing import TYPE_CHECKING
 
 from flowrl.specs.loss.base import (
+    DPO,
     Aggregation,
+    BradleyTerry,
     CrossEntropy,
     LossSpec,
+    PairLoss,
     Prediction,
+    ValueClip,
+    bradley_terry,
     cross_entropy,
+    dpo,
+    value_clip,
 )
-from flowrl.specs.loss.correction import Correction, Rejection, mask_outside, reject, truncate
-from flowrl.specs.loss.make import (
+from flowrl.specs.loss.own import OwnLoss, OwnPairLoss, OwnScoreLoss, OwnValueLoss, own
+from flowrl.specs.loss.policy import (
+    Correction,
+    PolicyLoss,
+    Rejection,
+    mask_outside,
+    reject,
+    truncate,
+)
+from flowrl.specs.loss.surrogates import (
+    CISPO,
+    DPPO,
+    GMPO,
+    SAPO,
+    TOPR,
+    VESPO,
+    Kimi,
+    KLCov,
+    PolicyClip,
+    Reinforce,
     cispo,
     dppo,
     gmpo,
@@ -35,22 +60,6 @@ from flowrl.specs.loss.make import (
     topr,
     vespo,
 )
-from flowrl.specs.loss.own import OwnLoss, OwnPairLoss, OwnScoreLoss, OwnValueLoss, own
-from flowrl.specs.loss.policy import (
-    CISPO,
-    DPPO,
-    GMPO,
-    SAPO,
-    TOPR,
-    VESPO,
-    Kimi,
-    KLCov,
-    PolicyClip,
-    PolicyLoss,
-    Reinforce,
-)
-from flowrl.specs.loss.preference import DPO, BradleyTerry, PairLoss, bradley_terry, dpo
-from flowrl.specs.loss.value import ValueClip, value_clip
 from flowrl.specs.names import raise_missing
 
 __all__ = [

@@ -1,45 +1,53 @@
-"""Policy losses by name. Each is a *surrogate*, and shares with the others everything else.
+"""What all policy losses share: the anchor, importance weights, rejection, and their options.
 
-A policy loss is composed of four choices::
+Up to three policies are involved: *behaviour* (the engine's, which sampled the tokens), *old* (the
+trainer's at the start of the step, recomputed), and the one that is trained. A policy loss is
+composed of four choices::
 
     log-ratio to an anchor, at a level  ->  surrogate  ->  correction and masks  ->  aggregation
 
-The surrogates are the classes below; the rest are fields of `PolicyLoss`.
+The anchor is the behaviour or the old policy. With the old policy as anchor, a correction weighs
+each token by old / behaviour, and a rejection removes tokens or samples where the two are too far
+apart. Both are factors without gradient. `flowrl.specs.loss.surrogates` holds the surrogates; the
+other choices are fields of `PolicyLoss`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
+from flowrl.errors import TraceError
 from flowrl.specs.base import option
+from flowrl.specs.function import caller
 from flowrl.specs.loss.base import Aggregation, LossSpec
-from flowrl.specs.loss.correction import (
-    Anchor,
-    Correction,
-    Divergence,
-    Estimator,
-    Outside,
-    Rejection,
-    RejectionLevel,
-    WeightLevel,
-)
+from flowrl.specs.names import argument_hint, arguments_of
 
 __all__ = [
-    "CISPO",
-    "DPPO",
-    "GMPO",
-    "SAPO",
-    "TOPR",
-    "VESPO",
-    "KLCov",
-    "Kimi",
-    "PolicyClip",
+    "Anchor",
+    "Correction",
+    "Divergence",
+    "Estimator",
+    "Outside",
     "PolicyLoss",
+    "PolicyOptions",
     "RatioLevel",
     "RatioLoss",
-    "Reinforce",
+    "Rejection",
+    "RejectionLevel",
+    "WeightLevel",
+    "mask_outside",
+    "policy_fields",
+    "reject",
+    "truncate",
 ]
+
+Anchor: TypeAlias = Literal["behaviour", "old"]
+"""What the trained policy is compared with. `behaviour` needs no further correction; `old` is the
+proximal policy of decoupled PPO (Hilton et al., "Batch size-invariance for policy optimization",
+arXiv 2110.00641; AReaL, arXiv 2505.24298)."""
+
 
 RatioLevel: TypeAlias = Literal["token", "sequence", "sequence-token"]
 """The ratio of the trained policy to its anchor at a token.
@@ -51,6 +59,105 @@ RatioLevel: TypeAlias = Literal["token", "sequence", "sequence-token"]
   the token's own advantage (GSPO-token, equation 14). Equal to `sequence` where all tokens of a
   sample have one advantage.
 """
+
+
+WeightLevel: TypeAlias = Literal["none", "token", "sequence", "geometric"]
+"""Of old / behaviour: the token's ratio, the product over a sample, or its geometric mean."""
+
+
+Outside: TypeAlias = Literal["truncate", "zero"]
+"""What becomes of a weight outside its bounds: the bound (TIS), or 0 (IcePop, MIS)."""
+
+
+RejectionLevel: TypeAlias = Literal[
+    "none", "token", "sequence-mean", "sequence-sum", "sequence-max"
+]
+"""What is judged: each token by itself, or each sample by a statistic of its tokens."""
+
+
+Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+"""Of the divergence at a token, in nats, with d = log old - log behaviour: k1 = -d, k2 = d^2 / 2,
+k3 = exp(d) - 1 - d; of the divergence the other way round, the same with -d in place of d."""
+
+
+Divergence: TypeAlias = Literal["behaviour-old", "old-behaviour"]
+"""Which divergence an estimator is of.
+
+- `behaviour-old` (default): KL(behaviour || old), which samples of the behaviour policy estimate
+  without bias (verl).
+- `old-behaviour`: the formula of KL(old || behaviour) at the same samples (AReaL).
+
+k2 is the same for both.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Importance weights old / behaviour; made by `truncate` and `mask_outside`."""
+
+    level: WeightLevel
+    outside: Outside
+    low: float
+    high: float | None
+    normalise: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Bounds on the gap between old and behaviour policy; made by `reject`."""
+
+    level: RejectionLevel
+    estimator: Estimator
+    divergence: Divergence
+    low: float | None
+    high: float | None
+
+
+def truncate(
+    high: float | None = 2.0,
+    *,
+    low: float = 0.0,
+    level: WeightLevel = "token",
+    normalise: bool = False,
+) -> Correction:
+    """Truncated importance sampling (TIS; Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025).
+
+    Args:
+        high: Largest weight; None truncates nothing above.
+        low: Smallest weight.
+        level: What a weight is the ratio of.
+        normalise: Divide the weights by their mean over the mini-batch's response tokens.
+    """
+    return Correction(level=level, outside="truncate", low=low, high=high, normalise=normalise)
+
+
+def mask_outside(
+    low: float = 0.5,
+    high: float | None = 2.0,
+    *,
+    level: WeightLevel = "token",
+    normalise: bool = False,
+) -> Correction:
+    """Importance weights that are 0 outside `[low, high]` (IcePop, Ling team, 2025,
+    for tokens)."""
+    return Correction(level=level, outside="zero", low=low, high=high, normalise=normalise)
+
+
+def reject(
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    level: RejectionLevel = "token",
+    estimator: Estimator = "k3",
+    divergence: Divergence = "behaviour-old",
+) -> Rejection:
+    """Removes what lies outside `[low, high]`, in nats; denominators still count it.
+
+    A geometric-mean ratio old / behaviour within [a, b] is `level="sequence-mean", estimator="k1"`
+    with the bounds -log b and -log a, or with `divergence="old-behaviour"` log a and log b.
+    """
+    return Rejection(level=level, estimator=estimator, divergence=divergence, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,174 +241,56 @@ class RatioLoss(PolicyLoss):
     ratio: RatioLevel = option("token")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyClip(RatioLoss):
-    """The clipped policy-gradient objective of PPO with separate bounds (DAPO's clip-higher).
+class PolicyOptions(TypedDict, total=False):
+    """What every policy loss takes beside its own numbers; `PolicyLoss` explains each.
 
-    Attributes:
-        clip_low, clip_high: The ratio is clipped to [1 - clip_low, 1 + clip_high].
-        dual_clip: Largest loss at negative advantage, in units of -advantage (dual-clip PPO; Ye et
-            al., arXiv 1912.09729); more than 1. None has none.
-        ratio_cap: Bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, arXiv 2505.07291).
-            At least 1 + clip_high it equals `dual_clip`. None has none.
-        average_advantages: Replace the advantages of a sample by their mean over its tokens.
+    `correction` and `rejection` make the old policy the anchor, unless `anchor` says otherwise.
     """
 
-    kind: ClassVar[str] = "policy_clip"
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    aggregation: Aggregation = "token-mean"
-    dual_clip: float | None = option(None)
-    ratio_cap: float | None = option(None)
-    average_advantages: bool = option(False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reinforce(PolicyLoss):
-    """The plain policy gradient, -A log pi: no ratio (Williams, 1992; GPG, arXiv 2504.02546)."""
-
-    kind: ClassVar[str] = "reinforce"
-    uses_anchor: ClassVar[bool] = False
-
-    aggregation: Aggregation = "token-mean"
+    aggregation: Aggregation
+    anchor: Anchor
+    correction: Correction | None
+    rejection: Rejection | None
+    sequence_mask: float | None
+    entropy: float
+    min_log_ratio: float | None
+    max_log_ratio: float | None
+    count_empty: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CISPO(RatioLoss):
-    """The policy gradient weighted by the detached, bounded ratio (MiniMax-M1, arXiv 2506.13585).
-
-    Attributes:
-        ratio_low, ratio_high: Bounds of the ratio itself, not offsets from 1; None has no upper.
-        outside: `truncate` takes the bound (CISPO); `zero` drops the token.
-    """
-
-    kind: ClassVar[str] = "cispo"
-
-    ratio_low: float = 0.0
-    ratio_high: float | None = 1.2
-    aggregation: Aggregation = "token-mean"
-    outside: Outside = option("truncate")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TOPR(PolicyLoss):
-    """Tapered off-policy REINFORCE: ratios weigh negative samples only (arXiv 2503.14286).
-
-    Attributes:
-        positive_low, positive_high: Bounds of the detached ratio at advantages of 0 and more; the
-            paper's are 1 and 1.
-        negative_low, negative_high: The same below 0; the paper's are 0 and 1.
-        level: The ratio's: of the whole sample (the paper's) or of each token.
-    """
-
-    kind: ClassVar[str] = "topr"
-
-    positive_low: float = 1.0
-    positive_high: float = 1.0
-    negative_low: float = 0.0
-    negative_high: float = 1.0
-    aggregation: Aggregation = "sequence-mean-token-sum"
-    level: Literal["sequence", "token"] = option("sequence")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VESPO(PolicyLoss):
-    """The policy gradient weighted by a gamma-shaped function of the sample's ratio.
-
-    Variational sequence-level soft policy optimization (Shen et al., arXiv 2602.10693).
-
-    Attributes:
-        k_positive, lambda_positive: Shape and rate at advantages of 0 and more.
-        k_negative, lambda_negative: The same below 0.
-    """
-
-    kind: ClassVar[str] = "vespo"
-
-    k_positive: float = 2.0
-    lambda_positive: float = 3.0
-    k_negative: float = 3.0
-    lambda_negative: float = 2.0
-    aggregation: Aggregation = "token-mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GMPO(PolicyLoss):
-    """The geometric mean of clipped token ratios (Zhao et al., arXiv 2507.20673).
-
-    Attributes:
-        clip_low, clip_high: The log-ratio of a token is clipped to [-clip_low, clip_high]; the
-            paper's are 0.4 and 0.4.
-    """
-
-    kind: ClassVar[str] = "gmpo"
-
-    clip_low: float = 0.4
-    clip_high: float = 0.4
-    aggregation: Aggregation = "sequence-mean-token-mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SAPO(RatioLoss):
-    """A sigmoid gate in place of the clip: soft adaptive policy optimization (arXiv 2511.20347).
-
-    Attributes:
-        tau_positive, tau_negative: Temperatures of the gate at positive advantages, and at others.
-    """
-
-    kind: ClassVar[str] = "sapo"
-
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
-    aggregation: Aggregation = "sequence-mean-token-mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KLCov(PolicyLoss):
-    """A penalty on the tokens whose logprob and advantage covary most (arXiv 2505.22617).
-
-    Attributes:
-        fraction: Of the mini-batch's response tokens that are penalised; at least one token is.
-        coefficient: Of the penalty |log policy - log anchor|.
-    """
-
-    kind: ClassVar[str] = "kl_cov"
-
-    fraction: float = 0.0002
-    coefficient: float = 1.0
-    aggregation: Aggregation = "token-mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DPPO(PolicyLoss):
-    """Masks tokens whose probability moved too far, by total variation and not by ratio.
-
-    Divergence proximal policy optimization, its binary form (Qi et al., arXiv 2602.04879).
-
-    Attributes:
-        limit: Largest |policy - behaviour| probability in the direction of the advantage.
-    """
-
-    kind: ClassVar[str] = "dppo"
-
-    limit: float = 0.1
-    aggregation: Aggregation = "token-mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kimi(PolicyLoss):
-    """The policy gradient with a squared log-ratio of the sample (Kimi k1.5, arXiv 2501.12599).
-
-    Attributes:
-        tau: Weight of half the squared log-ratio to the anchor.
-        level: The log-ratio's: of the whole sample (the paper's) or of each token.
-    """
-
-    kind: ClassVar[str] = "kimi"
-
-    tau: float = 0.1
-    aggregation: Aggregation = "sequence-mean-token-sum"
-    level: Literal["sequence", "token"] = option("sequence")
+def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> dict[str, Any]:
+    found: dict[str, Any] = dict(options)
+    for name in found:
+        if name not in PolicyOptions.__annotations__:
+            names = arguments_of(function)
+            raise TraceError(
+                f"fl.loss.{function.__name__} does not have the option '{name}'",
+                where=caller(),
+                expected=", ".join(names),
+                hint=argument_hint(function.__name__, name, names),
+            )
+    correction, rejection = found.pop("correction", None), found.pop("rejection", None)
+    for name, value, kind, made_by in (
+        ("correction", correction, Correction, "fl.loss.truncate() or fl.loss.mask_outside()"),
+        ("rejection", rejection, Rejection, "fl.loss.reject(high=...)"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise TraceError(
+                f"this is no {name} of a policy loss",
+                where=caller(),
+                found=repr(value),
+                expected=f"what {made_by} gives, or None",
+            )
+    if correction is not None and found.get("anchor") == "behaviour":
+        raise TraceError(
+            "a ratio to the behaviour policy needs no importance weights: they would count twice",
+            where=caller(),
+            found="anchor='behaviour' with a correction",
+            hint="leave anchor out: with a correction it is the old policy",
+        )
+    if correction is not None or rejection is not None:
+        found.setdefault("anchor", "old")
+    return found | correction_fields(correction, rejection)
 
 
 def correction_fields(

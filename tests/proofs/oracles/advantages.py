@@ -27,9 +27,8 @@ from flowrl.algo.advantages import (
     weighted_sum,
     whiten,
 )
-from flowrl.algo.advantages.gae import estimate, length_lambda
 from flowrl.algo.advantages.group import centre_scores, standardise
-from flowrl.algo.advantages.token import optimal_baseline
+from flowrl.algo.advantages.token import estimate, length_lambda, optimal_baseline
 from flowrl.specs.advantage import (
     GPG,
     Centre,

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
+from flowrl.algo.corrections import Segments, importance_weights, rejection_mask, sequence_mask
 from flowrl.algo.kl import estimate
 from flowrl.algo.losses import TokenBatch, TokenLoss, policy_weights
 from flowrl.algo.resolve import resolve_loss
-from flowrl.algo.segments import Segments
 from flowrl.specs.loss import CISPO, GMPO, KLCov, PolicyClip, PolicyLoss
-from flowrl.specs.loss.correction import Estimator, Outside, RejectionLevel, WeightLevel
+from flowrl.specs.loss.policy import Estimator, Outside, RejectionLevel, WeightLevel
 from tests.proofs.oracles.case import Case, NotOffered, Result, Value, choose
 from tests.proofs.oracles.loss_aggregation import reduced
 from tests.proofs.oracles.policy_recipes import RECIPES, KLTerm, Recipe

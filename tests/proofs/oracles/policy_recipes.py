@@ -30,10 +30,14 @@ from flowrl.specs.loss import (
     reject,
     truncate,
 )
-from flowrl.specs.loss.correction import Estimator as GapEstimator
-from flowrl.specs.loss.correction import RejectionLevel, WeightLevel
-from flowrl.specs.loss.make import PolicyOptions
-from flowrl.specs.loss.policy import RatioLevel, correction_fields
+from flowrl.specs.loss.policy import Estimator as GapEstimator
+from flowrl.specs.loss.policy import (
+    PolicyOptions,
+    RatioLevel,
+    RejectionLevel,
+    WeightLevel,
+    correction_fields,
+)
 from tests.proofs.oracles.case import Case, UnknownConvention, choose
 from tests.proofs.oracles.kl_estimators import estimator_of
 from tests.proofs.oracles.loss_aggregation import Denominators, name_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.algo.divergence import adapted
 from flowrl.algo.filters import difficulty, zero_variance
-from flowrl.algo.kl_coefficient import adapted
-from flowrl.algo.shaping import cosine_length, repetition, soft_overlong, stop_properly, words
+from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.specs.filters import Difficulty, ZeroVariance
-from flowrl.specs.kl import AdaptiveKL
-from flowrl.specs.shaping import CosineLength, Repetition, SoftOverlong, StopProperly
+from flowrl.specs.kl import KL
+from flowrl.specs.maps import CosineLength, Repetition, SoftOverlong, StopProperly
 from tests.proofs.oracles.case import Case, Result
 
 __all__ = ["compute"]
@@ -71,12 +71,13 @@ def _repetition(case: Case) -> Result:
 
 
 def _adaptive_kl(case: Case) -> Result:
-    spec = AdaptiveKL(
-        initial=float(case.option("init")),
+    spec = KL(
+        estimator="k1",
+        coefficient=float(case.option("init")),
         target=float(case.option("target")),
         horizon=int(case.option("horizon")),
     )
-    coefficient, found = spec.initial, []
+    coefficient, found = spec.coefficient, []
     for kl in case.inputs["kls"]:
         coefficient = adapted(coefficient, float(kl), int(case.option("n_steps")), spec)
         found.append(coefficient)

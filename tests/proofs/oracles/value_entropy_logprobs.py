@@ -6,7 +6,7 @@ import torch
 
 from flowrl.algo.logprobs import chosen_logprobs
 from flowrl.algo.losses import TokenBatch
-from flowrl.algo.losses_value import value_clip
+from flowrl.algo.losses_supervised import value_clip
 from flowrl.specs.loss import ValueClip
 from tests.proofs.oracles.case import Case, Result, choose
 from tests.proofs.oracles.loss_aggregation import Denominators, name_of, reduced

@@ -1,7 +1,8 @@
-"""How far the engine's policy is from the trainer's, measured on the tokens that the engine drew.
+"""Divergence of two policies, without torch: mismatch metrics and an adaptive KL coefficient.
 
-Both sides compute the same model with different kernels and types, so their logprobs of one token
-differ even without any staleness. Everything here is numpy, from logprobs alone.
+The engine and the trainer compute the same model with different kernels and types, so their
+logprobs of one token differ even without any staleness. `mismatch` measures the difference on the
+tokens that the engine sampled.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["QUANTILES", "mismatch"]
+from flowrl.specs.kl import KL
+
+__all__ = [
+    "QUANTILES",
+    "adapted",
+    "mismatch",
+]
+
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the token ratios that are reported."""
@@ -79,3 +87,28 @@ def _effective_share(log_weights: npt.NDArray[np.float64]) -> float:
     """(sum w)^2 / (n sum w^2); independent of the weights' scale, so the largest is made 1."""
     w = np.exp(log_weights - log_weights.max())
     return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
+
+
+def adapted(coefficient: float, kl: float, samples: int, spec: KL) -> float:
+    """Returns the coefficient after `samples` samples with the mean divergence `kl`.
+
+    Ziegler et al., "Fine-Tuning Language Models from Human Preferences", 2019, section 2.2, with
+    the gain written as samples / horizon::
+
+        e     = clip(kl / target - 1, -step_clip, step_clip)
+        beta' = beta (1 + e samples / horizon)
+
+    Args:
+        coefficient: The coefficient beta of the measured step.
+        kl: The mean of the penalty's estimate over the response tokens of the step, which an update
+            reports as the metric `kl`. If it is NaN, the result is NaN.
+        samples: The number of samples in the step.
+        spec: The penalty, with its target, horizon and bound.
+
+    Raises:
+        ValueError: target or horizon is not above 0.
+    """
+    if spec.target is None or spec.target <= 0 or spec.horizon <= 0:
+        raise ValueError(f"target {spec.target} and horizon {spec.horizon} must be above 0")
+    error = min(max(kl / spec.target - 1.0, -spec.step_clip), spec.step_clip)
+    return coefficient * (1.0 + error * samples / spec.horizon)

@@ -1,4 +1,4 @@
-"""How tokens are drawn. Part of a rollout's type: a trainer must know what distribution it saw."""
+"""Node attributes that are not formulas: sampling options, the optimizer, and costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import ClassVar, Literal, TypeAlias
 
 from flowrl.specs.base import Spec, option
 
-__all__ = ["MIN_TEMPERATURE", "FinishReason", "LogprobsOf", "Sampling"]
+__all__ = [
+    "MIN_TEMPERATURE",
+    "AdamW",
+    "FinishReason",
+    "LogprobsOf",
+    "NodeCost",
+    "Sampling",
+]
+
 
 MIN_TEMPERATURE = 1e-3
 """Below it (and above 0, which is greedy) the rounding of logits in float32, about 1e-5, becomes a
@@ -74,3 +82,48 @@ class Sampling(Spec):
     def reports_kept(self) -> bool:
         """Whether an engine reports the set of tokens that it left at each one drawn."""
         return self.logprobs == "sampler" and self.cuts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(Spec):
+    """AdamW (Loshchilov & Hutter, 2019) with warm-up, a schedule and gradient clipping.
+
+    The learning rate counts optimizer updates (one a mini-batch), not steps. It rises linearly
+    over `warmup_updates`, then stays, or falls to `final_fraction` of itself at the last update.
+
+    Attributes:
+        max_grad_norm: Global L2 norm that gradients are clipped to; 0 does not clip.
+    """
+
+    family: ClassVar[str] = "optimizer"
+    kind: ClassVar[str] = "adamw"
+
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    warmup_updates: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_fraction: float = 0.1
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCost(Spec):
+    """Upper bounds: every sample is as long as it may be, and no filter drops any.
+
+    Attributes:
+        flops: Operations of the model in a step; 0 where no model runs.
+        output_bytes: Of all that the node produces in a step.
+        activation_bytes: At once, with logits.
+        kv_bytes: Of the KV cache.
+    """
+
+    family: ClassVar[str] = "cost"
+    kind: ClassVar[str] = "upper_bound"
+
+    flops: int
+    output_bytes: int
+    activation_bytes: int
+    kv_bytes: int

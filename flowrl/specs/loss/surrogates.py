@@ -1,0 +1,333 @@
+"""Policy losses by name: each surrogate, and the function by which a program spells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Unpack
+
+from flowrl.errors import TraceError
+from flowrl.specs.base import option
+from flowrl.specs.function import caller
+from flowrl.specs.loss.base import Aggregation
+from flowrl.specs.loss.policy import (
+    Outside,
+    PolicyLoss,
+    PolicyOptions,
+    RatioLevel,
+    RatioLoss,
+    policy_fields,
+)
+
+__all__ = [
+    "CISPO",
+    "DPPO",
+    "GMPO",
+    "SAPO",
+    "TOPR",
+    "VESPO",
+    "KLCov",
+    "Kimi",
+    "PolicyClip",
+    "Reinforce",
+    "cispo",
+    "dppo",
+    "gmpo",
+    "gspo",
+    "kimi",
+    "kl_cov",
+    "luspo",
+    "policy_clip",
+    "reinforce",
+    "sapo",
+    "topr",
+    "vespo",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyClip(RatioLoss):
+    """The clipped policy-gradient objective of PPO with separate bounds (DAPO's clip-higher).
+
+    Attributes:
+        clip_low, clip_high: The ratio is clipped to [1 - clip_low, 1 + clip_high].
+        dual_clip: Largest loss at negative advantage, in units of -advantage (dual-clip PPO; Ye et
+            al., arXiv 1912.09729); more than 1. None has none.
+        ratio_cap: Bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, arXiv 2505.07291).
+            At least 1 + clip_high it equals `dual_clip`. None has none.
+        average_advantages: Replace the advantages of a sample by their mean over its tokens.
+    """
+
+    kind: ClassVar[str] = "policy_clip"
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    aggregation: Aggregation = "token-mean"
+    dual_clip: float | None = option(None)
+    ratio_cap: float | None = option(None)
+    average_advantages: bool = option(False)
+
+
+def policy_clip(
+    clip_low: float = 0.2,
+    clip_high: float | None = None,
+    *,
+    dual_clip: float | None = None,
+    ratio_cap: float | None = None,
+    ratio: RatioLevel = "token",
+    average_advantages: bool = False,
+    **options: Unpack[PolicyOptions],
+) -> PolicyClip:
+    """The clipped objective of PPO; `clip_high` is `clip_low` where it is not given."""
+    if isinstance(dual_clip, int | float) and dual_clip <= 1:
+        raise TraceError(
+            "dual_clip is at most 1", where=caller(), found=repr(dual_clip), expected="more than 1"
+        )
+    return PolicyClip(
+        clip_low=clip_low,
+        clip_high=clip_low if clip_high is None else clip_high,
+        dual_clip=dual_clip,
+        ratio_cap=ratio_cap,
+        ratio=ratio,
+        average_advantages=average_advantages,
+        **policy_fields(policy_clip, options),
+    )
+
+
+def gspo(
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    *,
+    ratio: RatioLevel = "sequence",
+    **options: Unpack[PolicyOptions],
+) -> PolicyClip:
+    """Group sequence policy optimization: the clipped objective of a sample's ratio.
+
+    The bounds are those of the paper's experiments (Zheng et al., 2025, section 5.1).
+    """
+    options.setdefault("aggregation", "sequence-mean-token-mean")
+    return policy_clip(clip_low, clip_high, ratio=ratio, **options)
+
+
+def luspo(
+    clip_low: float = 3e-4, clip_high: float = 4e-4, **options: Unpack[PolicyOptions]
+) -> PolicyClip:
+    """Length-unbiased GSPO: each sample's objective times its length (LUSPO, arXiv 2602.05261)."""
+    options.setdefault("aggregation", "sequence-mean-token-sum")
+    return policy_clip(clip_low, clip_high, ratio="sequence", **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reinforce(PolicyLoss):
+    """The plain policy gradient, -A log pi: no ratio (Williams, 1992; GPG, arXiv 2504.02546)."""
+
+    kind: ClassVar[str] = "reinforce"
+    uses_anchor: ClassVar[bool] = False
+
+    aggregation: Aggregation = "token-mean"
+
+
+def reinforce(**options: Unpack[PolicyOptions]) -> Reinforce:
+    """The plain policy gradient, REINFORCE and GPG. It corrects for no other policy by itself."""
+    return Reinforce(**policy_fields(reinforce, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CISPO(RatioLoss):
+    """The policy gradient weighted by the detached, bounded ratio (MiniMax-M1, arXiv 2506.13585).
+
+    Attributes:
+        ratio_low, ratio_high: Bounds of the ratio itself, not offsets from 1; None has no upper.
+        outside: `truncate` takes the bound (CISPO); `zero` drops the token.
+    """
+
+    kind: ClassVar[str] = "cispo"
+
+    ratio_low: float = 0.0
+    ratio_high: float | None = 1.2
+    aggregation: Aggregation = "token-mean"
+    outside: Outside = option("truncate")
+
+
+def cispo(
+    eps_low: float = 1.0,
+    eps_high: float = 0.2,
+    *,
+    cap: float | None = None,
+    outside: Outside = "truncate",
+    **options: Unpack[PolicyOptions],
+) -> CISPO:
+    """Clipped importance-sampling weights: the ratio within [1 - eps_low, 1 + eps_high], detached.
+
+    Args:
+        cap: The upper bound itself, in place of 1 + eps_high.
+    """
+    return CISPO(
+        ratio_low=max(0.0, 1 - eps_low),
+        ratio_high=1 + eps_high if cap is None else cap,
+        outside=outside,
+        **policy_fields(cispo, options),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TOPR(PolicyLoss):
+    """Tapered off-policy REINFORCE: ratios weigh negative samples only (arXiv 2503.14286).
+
+    Attributes:
+        positive_low, positive_high: Bounds of the detached ratio at advantages of 0 and more; the
+            paper's are 1 and 1.
+        negative_low, negative_high: The same below 0; the paper's are 0 and 1.
+        level: The ratio's: of the whole sample (the paper's) or of each token.
+    """
+
+    kind: ClassVar[str] = "topr"
+
+    positive_low: float = 1.0
+    positive_high: float = 1.0
+    negative_low: float = 0.0
+    negative_high: float = 1.0
+    aggregation: Aggregation = "sequence-mean-token-sum"
+    level: Literal["sequence", "token"] = option("sequence")
+
+
+def topr(**options: Unpack[PolicyOptions]) -> TOPR:
+    """Tapered off-policy REINFORCE with the paper's bounds; `TOPR` takes others."""
+    return TOPR(**policy_fields(topr, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VESPO(PolicyLoss):
+    """The policy gradient weighted by a gamma-shaped function of the sample's ratio.
+
+    Variational sequence-level soft policy optimization (Shen et al., arXiv 2602.10693).
+
+    Attributes:
+        k_positive, lambda_positive: Shape and rate at advantages of 0 and more.
+        k_negative, lambda_negative: The same below 0.
+    """
+
+    kind: ClassVar[str] = "vespo"
+
+    k_positive: float = 2.0
+    lambda_positive: float = 3.0
+    k_negative: float = 3.0
+    lambda_negative: float = 2.0
+    aggregation: Aggregation = "token-mean"
+
+
+def vespo(**options: Unpack[PolicyOptions]) -> VESPO:
+    """Variational sequence-level soft policy optimization; `VESPO` takes other shapes."""
+    return VESPO(**policy_fields(vespo, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GMPO(PolicyLoss):
+    """The geometric mean of clipped token ratios (Zhao et al., arXiv 2507.20673).
+
+    Attributes:
+        clip_low, clip_high: The log-ratio of a token is clipped to [-clip_low, clip_high]; the
+            paper's are 0.4 and 0.4.
+    """
+
+    kind: ClassVar[str] = "gmpo"
+
+    clip_low: float = 0.4
+    clip_high: float = 0.4
+    aggregation: Aggregation = "sequence-mean-token-mean"
+
+
+def gmpo(
+    clip_low: float = 0.4, clip_high: float | None = None, **options: Unpack[PolicyOptions]
+) -> GMPO:
+    """Geometric-mean policy optimization; `clip_high` is `clip_low` where it is not given."""
+    high = clip_low if clip_high is None else clip_high
+    return GMPO(clip_low=clip_low, clip_high=high, **policy_fields(gmpo, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SAPO(RatioLoss):
+    """A sigmoid gate in place of the clip: soft adaptive policy optimization (arXiv 2511.20347).
+
+    Attributes:
+        tau_positive, tau_negative: Temperatures of the gate at positive advantages, and at others.
+    """
+
+    kind: ClassVar[str] = "sapo"
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    aggregation: Aggregation = "sequence-mean-token-mean"
+
+
+def sapo(
+    tau_positive: float = 1.0, tau_negative: float = 1.05, **options: Unpack[PolicyOptions]
+) -> SAPO:
+    """Soft adaptive policy optimization."""
+    return SAPO(
+        tau_positive=tau_positive, tau_negative=tau_negative, **policy_fields(sapo, options)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLCov(PolicyLoss):
+    """A penalty on the tokens whose logprob and advantage covary most (arXiv 2505.22617).
+
+    Attributes:
+        fraction: Of the mini-batch's response tokens that are penalised; at least one token is.
+        coefficient: Of the penalty |log policy - log anchor|.
+    """
+
+    kind: ClassVar[str] = "kl_cov"
+
+    fraction: float = 0.0002
+    coefficient: float = 1.0
+    aggregation: Aggregation = "token-mean"
+
+
+def kl_cov(
+    fraction: float = 0.0002, coefficient: float = 1.0, **options: Unpack[PolicyOptions]
+) -> KLCov:
+    """The policy gradient with a penalty on the tokens of largest covariance."""
+    return KLCov(fraction=fraction, coefficient=coefficient, **policy_fields(kl_cov, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPPO(PolicyLoss):
+    """Masks tokens whose probability moved too far, by total variation and not by ratio.
+
+    Divergence proximal policy optimization, its binary form (Qi et al., arXiv 2602.04879).
+
+    Attributes:
+        limit: Largest |policy - behaviour| probability in the direction of the advantage.
+    """
+
+    kind: ClassVar[str] = "dppo"
+
+    limit: float = 0.1
+    aggregation: Aggregation = "token-mean"
+
+
+def dppo(limit: float = 0.1, **options: Unpack[PolicyOptions]) -> DPPO:
+    """The policy gradient within a trust region of total variation."""
+    return DPPO(limit=limit, **policy_fields(dppo, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kimi(PolicyLoss):
+    """The policy gradient with a squared log-ratio of the sample (Kimi k1.5, arXiv 2501.12599).
+
+    Attributes:
+        tau: Weight of half the squared log-ratio to the anchor.
+        level: The log-ratio's: of the whole sample (the paper's) or of each token.
+    """
+
+    kind: ClassVar[str] = "kimi"
+
+    tau: float = 0.1
+    aggregation: Aggregation = "sequence-mean-token-sum"
+    level: Literal["sequence", "token"] = option("sequence")
+
+
+def kimi(tau: float = 0.1, **options: Unpack[PolicyOptions]) -> Kimi:
+    """The policy gradient with a squared log-ratio, as of Kimi k1.5."""
+    return Kimi(tau=tau, **policy_fields(kimi, options))
