@@ -1,8 +1,8 @@
 """The command line.
 
-Reading commands (`graph`, `plan`, `why`, `backends`, `doctor`) print to standard output, and with
-`--json` nothing but JSON. Errors go to standard error in one to four lines. Exit codes: 0 done, 2 a
-mistake of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
+Reading commands (`graph`, `plan`, `size`, `diff`, `why`, `backends`, `doctor`) print to standard
+output, and with `--json` nothing but JSON. Errors go to standard error in one to four lines. Exit
+codes: 0 for success, 2 for a mistake of the user, 1 for a fault of flowrl, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file.")]
 
-# Of plans, as several commands make or take them.
+# Options of plans, which several commands have.
 Cluster = Annotated[
     str | None, typer.Option("--cluster", metavar="FILE", help="The machines to plan for.")
 ]
@@ -77,7 +77,7 @@ GivenPlan = Annotated[
     typer.Option("--plan", metavar="FILE", help="Take the decisions of this plan; make none."),
 ]
 
-# What `flowrl plan` tells in the place of a plan.
+# Options of `flowrl plan` and `flowrl size`.
 Top = Annotated[int | None, typer.Option("--top", metavar="N", help="List the N best plans.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="NAME", help="A device of the catalogue.")
@@ -85,12 +85,9 @@ Device = Annotated[
 NodeSize = Annotated[
     int | None, typer.Option("--node-size", help="With --device: devices of a node.", min=1)
 ]
-MinDevices = Annotated[
-    bool, typer.Option("--min-devices", help="Tell how many devices the job needs.")
-]
 Sweep = Annotated[
     str | None,
-    typer.Option("--sweep", metavar="devices=A:B", help="Step time on more and more devices."),
+    typer.Option("--sweep", metavar="devices=A:B", help="Step times on several numbers of them."),
 ]
 Routes = Annotated[
     str | None,
@@ -159,10 +156,6 @@ def graph(
         list[str] | None,
         typer.Option("--disable-pass", metavar="PASS", help="Lower without this pass."),
     ] = None,
-    diff: Annotated[
-        str | None,
-        typer.Option("--diff", metavar="OTHER", help="Show what OTHER does differently."),
-    ] = None,
     stage: Annotated[
         str | None,
         typer.Option("--stage", metavar="NAME", help="Of a config's stages; default the last."),
@@ -182,7 +175,6 @@ def graph(
         level=level,
         print_after=print_after or (),
         disable_pass=disable_pass or (),
-        diff=diff,
         stage=stage,
         output=output,
     )
@@ -198,18 +190,10 @@ def plan(
     overrides: Overrides = None,
     cluster: Cluster = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Tell every choice that was not made, and why.")
+        bool, typer.Option("--explain", help="Show every rejected choice and why.")
     ] = False,
     top: Top = None,
     pin: Pins = None,
-    device: Device = None,
-    node_size: NodeSize = None,
-    min_devices: MinDevices = False,
-    sweep: Sweep = None,
-    diff: Annotated[
-        Path | None,
-        typer.Option("--diff", metavar="OTHER", help="Show what the plan OTHER does otherwise."),
-    ] = None,
     plan: GivenPlan = None,
     routes: Routes = None,
     output: Annotated[
@@ -219,26 +203,81 @@ def plan(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show where every role runs, what it takes, and a step."""
+    """Make a plan, or show one: devices of each role, memory, and the time of a step."""
     from flowrl.cli import plan as command
-    from flowrl.cli.plan_options import PlanCommand
 
-    options = PlanCommand(
+    options = command.PlanOptions(
         output=output,
         as_json=json,
         cluster=cluster,
         explain=explain,
         top=top,
-        device=device,
-        node_size=node_size,
-        min_devices=min_devices,
-        sweep=sweep,
         pins=pin or (),
-        diff=diff,
         plan=plan,
         routes=routes,
     )
     command.run(_config_file(config, "plan"), overrides or [], options)
+
+
+@app.command()
+@_without_collections()
+def size(
+    config: Config,
+    overrides: Overrides = None,
+    cluster: Cluster = None,
+    device: Device = None,
+    node_size: NodeSize = None,
+    sweep: Sweep = None,
+    pin: Pins = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find how many devices a job needs, or what a step takes on several numbers of them."""
+    from flowrl.cli import size as command
+
+    options = command.SizeOptions(
+        cluster=cluster,
+        device=device,
+        node_size=node_size,
+        sweep=sweep,
+        pins=pin or (),
+        as_json=json,
+    )
+    command.run(_config_file(config, "size"), overrides or [], options)
+
+
+@app.command()
+@_without_collections()
+def diff(
+    before: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A config, a plan's file, a graph's JSON or a workflow."),
+    ],
+    after: Annotated[str, typer.Argument(metavar="B", help="What A is compared with.")],
+    overrides: Overrides = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--as", metavar="KIND", help="configs, graphs or plans; default by content."),
+    ] = None,
+    level: Annotated[
+        str | None, typer.Option("--level", help="Of graphs: traced (default), lowered or placed.")
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", metavar="NAME", help="Graphs of this stage; default the last."),
+    ] = None,
+    cluster: Cluster = None,
+    pin: Pins = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what differs between two configs, two graphs or two plans."""
+    from flowrl.cli import diff as command
+
+    options = command.DiffOptions(
+        kind=kind, level=level, stage=stage, cluster=cluster, pins=pin or (), as_json=json
+    )
+    command.run(before, after, overrides or [], options)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`flowrl graph`: a workflow as a tree, text, Mermaid, dot or JSON, or beside another one."""
+"""`flowrl graph`: a workflow as a tree, text, Mermaid, dot or JSON."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.output import format_of, require_output, write_output
+from flowrl.cli.plan_inputs import offering_cluster
 from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
-from flowrl.viz import FORMATS, render, render_diff
+from flowrl.viz import FORMATS, render
 
-__all__ = ["GraphOptions", "run"]
+__all__ = ["GraphOptions", "load_graph", "run"]
 
-_OF_ENDS = {
+_FORMATS_OF_SUFFIXES = {
     ".txt": ("tree", "text", "mermaid", "dot"),
     **dict.fromkeys((".mmd", ".mermaid"), ("mermaid",)),
     **dict.fromkeys((".dot", ".gv"), ("dot",)),
     ".json": ("json",),
 }
-"""What a file of each end may hold; the first where no format is asked for."""
+"""The formats that a file of each suffix may hold; the first is the default."""
 LEVELS = ("traced", "lowered", "placed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOptions:
-    """What `flowrl graph` was asked for.
+    """The options of the command line.
 
     Attributes:
-        form: How the graph is drawn; None draws what the end of `output` says, else a tree.
-        level: Of the graph; looking at passes lowers it, and no further, whatever this says.
+        form: The format of the output; None takes that of `output`, else a tree.
+        level: The level of the graph; options about passes show the lowered graph whatever it is.
         print_after: Passes after which the graph is shown, in the place of the last one.
         disable_pass: Passes that are left out.
-        diff: The workflow or config whose graph is compared with the first one.
-        stage: Of a config; None takes the last one, and says which there are.
+        stage: The stage of a config; None takes the last one, and says which there are.
         output: A file to write to.
     """
 
@@ -45,96 +44,95 @@ class GraphOptions:
     level: str = "traced"
     print_after: Sequence[str] = ()
     disable_pass: Sequence[str] = ()
-    diff: str | None = None
     stage: str | None = None
     output: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedGraph:
+    """A target's graph.
+
+    Attributes:
+        stages: Names of a config's stages; empty for a workflow.
+        after_passes: The texts that `print_after` asks for.
+    """
+
+    graph: Graph
+    stages: Sequence[str] = ()
+    after_passes: Sequence[str] = ()
 
 
 def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     """Traces `target` and prints or writes its graph.
 
-    Below a tree, which people look at, stands which of a config's several stages it is, where
-    nobody chose one; what programs read has the graph alone.
+    Below a tree, a line says which of a config's stages it is where none was chosen; the other
+    formats, which programs read, have the graph alone.
 
     Raises:
-        ConfigError: an unknown format, level, stage or pass, options that exclude each other,
-            overrides or a stage without a config, no such target.
-        TraceError, GraphError: a workflow is wrong.
+        ConfigError: An unknown format, level, stage or pass, options that exclude each other,
+            overrides or a stage without a config, or no such target.
+        TraceError, GraphError: The workflow is wrong.
     """
     options = _checked(options)
     _check_overrides(target, overrides, options)
-    written: list[str] = []
-    stages: list[str] = []
-    graph = _load(target, overrides, options, written, stages)
-    if options.diff is not None:
-        text = render_diff(graph, _load(options.diff, overrides, options, written, []))
-    elif options.print_after:
-        text = "\n".join(written)
+    loaded = load_graph(target, overrides, options)
+    if options.print_after:
+        text = "\n".join(loaded.after_passes)
     else:
         color = options.output is None and sys.stdout.isatty()
-        text = render(graph, str(options.form), color=color)
-        if options.form == "tree" and options.stage is None and len(stages) > 1:
-            text = f"{text.rstrip()}\n\n{_told(stages)}"
+        text = render(loaded.graph, str(options.form), color=color)
+        if options.form == "tree" and options.stage is None and len(loaded.stages) > 1:
+            text = f"{text.rstrip()}\n\n{_stage_note(loaded.stages)}"
     text = text if text.endswith("\n") else text + "\n"
     if options.output is None:
         sys.stdout.write(text)
     else:
-        write_output(options.output, text, _what(graph, options))
+        write_output(options.output, text, _summary(loaded.graph, options))
 
 
-def _what(graph: Graph, options: GraphOptions) -> str | None:
-    """What is in a file, in words; of JSON, which programs ask for, nothing is said."""
+def _summary(graph: Graph, options: GraphOptions) -> str | None:
+    """Returns what is in a file, in words; None for JSON, which programs ask for."""
     if options.form == "json":
         return None
-    if options.diff is not None:
-        return f"{graph.name} beside {options.diff}"
     if options.print_after:
         return f"{graph.name} after {', '.join(options.print_after)}"
     return f"graph of {graph.name}, {graph.level}, as {options.form}"
 
 
 def _checked(options: GraphOptions) -> GraphOptions:
-    """The options with their format, when they go together and the output can be written."""
+    """Returns the options with their format; they go together and the output can be written."""
     if options.form is not None:
         _one_of("--format", options.form, FORMATS)
-    _one_of("--level", options.level, LEVELS)
     if options.output is not None:
-        held = format_of(options.output, _OF_ENDS, FORMATS)
+        held = format_of(options.output, _FORMATS_OF_SUFFIXES, FORMATS)
         if options.form not in (None, *held):
             raise ConfigError(
                 "the file's name and the format contradict each other",
                 where="--output",
-                found=f"{options.output} beside {options.form}",
+                found=f"{options.output} with --format {options.form}",
                 expected=f"--format {' or '.join(held)} for {options.output.suffix}",
                 hint="leave --format out: the end of the name says it",
             )
         require_output(options.output)
         options = replace(options, form=options.form or held[0])
     options = replace(options, form=options.form or "tree")
-    for option, given in (("--diff", options.diff), ("--print-after", options.print_after)):
-        if given and options.form not in ("tree", "text"):
-            raise ConfigError(
-                f"{option} gives text, and no {options.form}",
-                where=option,
-                hint="leave --format and --json out",
-            )
-    if options.diff is not None and options.print_after:
+    if options.print_after and options.form not in ("tree", "text"):
         raise ConfigError(
-            "--diff and --print-after cannot be given together",
+            f"--print-after gives text, and no {options.form}",
             where="--print-after",
-            hint="compare the lowered graphs: --diff OTHER --level lowered",
+            hint="leave --format and --json out",
         )
     return options
 
 
 def _check_overrides(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
-    if overrides and not any(map(_is_config, (target, options.diff or ""))):
+    if overrides and not _is_config(target):
         raise ConfigError(
             "overrides need a config file",
             where=overrides[0],
             hint=f"`flowrl graph CONFIG.yaml workflow={target} {overrides[0]}`",
         )
-    if options.stage is not None and not any(map(_is_config, (target, options.diff or ""))):
+    if options.stage is not None and not _is_config(target):
         raise ConfigError(
             "a workflow alone has no stages",
             where=f"--stage {options.stage}",
@@ -148,45 +146,41 @@ def _is_config(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
 
 
-def _load(
-    target: str,
-    overrides: Sequence[str],
-    options: GraphOptions,
-    written: list[str],
-    stages: list[str],
-) -> Graph:
-    """The graph of a target.
+def load_graph(target: str, overrides: Sequence[str], options: GraphOptions) -> LoadedGraph:
+    """Returns the graph of a workflow or config at the level that is asked for.
 
-    Args:
-        written: What `--print-after` asks for is appended.
-        stages: Names of a config's stages are appended.
+    Raises:
+        ConfigError: An unknown level, stage or pass, or no such target.
+        TraceError, GraphError: The workflow is wrong.
     """
+    _one_of("--level", options.level, LEVELS)
+    stages: Sequence[str] = ()
     inspects = bool(options.print_after or options.disable_pass)
     if _is_config(target):
         from flowrl import api
 
         if options.level == "traced" and not inspects:
             programs = api.trace(Path(target), overrides=overrides)
-            stages += programs
-            return programs[_stage(list(programs), options.stage, target)]
-        # Which plan is fastest shows in a placed graph alone.
+            chosen = _stage(list(programs), options.stage, target)
+            return LoadedGraph(graph=programs[chosen], stages=list(programs))
+        # Only a placed graph depends on which plan is fastest.
         placed = options.level == "placed"
         with offering_cluster(Path(target), overrides, "cluster=FILE"):
             compiled = api.compile(
                 None, Path(target), overrides=overrides, measured=placed, runs=False
             )
-        stages += [stage.name for stage in compiled.stages]
+        stages = [stage.name for stage in compiled.stages]
         chosen = _stage(stages, options.stage, target)
-        stage = next(one for one in compiled.stages if one.name == chosen)
+        stage = next(stage for stage in compiled.stages if stage.name == chosen)
         if not inspects:
-            return stage.placed if placed else stage.graph
+            return LoadedGraph(graph=stage.placed if placed else stage.graph, stages=stages)
         traced, context = stage.traced, stage.context
     else:
         from flowrl.program.registry import load_workflow
 
         if options.level == "placed":
             raise ConfigError(
-                "a workflow alone says nothing of devices, so its graph cannot be placed",
+                "a workflow alone names no devices, so its graph cannot be placed",
                 where="--level placed",
                 found=target,
                 expected="a config file, whose cluster the graph is placed on",
@@ -197,23 +191,25 @@ def _load(
                 "this names no workflow",
                 where=f"command line ({target})",
                 expected="FILE.py, FILE.py:NAME, a registered name or a config file (.yaml)",
-                hint=f"`flowrl plan {target}` shows a plan that was written",
+                hint=f"`flowrl plan {target}` shows a plan's file",
             )
         workflow = load_workflow(target, where=f"command line ({target})")
         traced, context = workflow.trace(), Context(max_staleness=workflow.max_staleness or 0)
     if options.level == "traced" and not inspects:
-        return traced
-    return run_passes(
+        return LoadedGraph(graph=traced)
+    after_passes: list[str] = []
+    graph = run_passes(
         traced,
         context,
         print_after=options.print_after,
         disable=options.disable_pass,
-        write=written.append,
+        write=after_passes.append,
     )
+    return LoadedGraph(graph=graph, stages=stages, after_passes=after_passes)
 
 
 def _stage(names: Sequence[str], name: str | None, target: str) -> str:
-    """The stage that was asked for; without a name the last one."""
+    """Returns the stage of this name; without a name the last one."""
     if name is None:
         return names[-1]
     if name not in names:
@@ -226,8 +222,8 @@ def _stage(names: Sequence[str], name: str | None, target: str) -> str:
     return name
 
 
-def _told(stages: Sequence[str]) -> str:
-    """Which of several stages the last one is."""
+def _stage_note(stages: Sequence[str]) -> str:
+    """Returns a line that says which of several stages is the last one."""
     others = ", ".join(f"--stage {name}" for name in stages[:-1])
     shows = "shows the other" if len(stages) == 2 else "show the others"
     return f"stage {stages[-1]}, the last of {' -> '.join(stages)}; {others} {shows}"

@@ -1,100 +1,181 @@
-"""`flowrl plan`: where every role runs, memory by role and phase, what a step does and takes."""
+"""`flowrl plan`: where each role runs, memory by role and phase, and what a step takes."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.output import format_of, require_output, write_output
-from flowrl.cli.plan_options import PlanCommand, as_overrides, is_plan, refuse_ignored
+from flowrl.cli.plan_inputs import compiled_by, is_plan, machine_words, offering_cluster
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
-    from flowrl.cluster.hardware import DeviceSpec
-    from flowrl.cluster.pool import DeviceGroup, ResourcePool
-    from flowrl.config.load import LoadedConfig
     from flowrl.plan import PlacementPlan
-    from flowrl.plan.sizing import Job, Size
 
-__all__ = ["numbers_of", "run"]
+__all__ = ["PlanOptions", "run", "warn_of_workflow"]
 
 
 _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
-LARGE = 1024
-"""Devices of a pool whose plans are told of as they are made."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options of the command line.
+
+    Attributes:
+        output: A file to write the plan to.
+        as_json: Print JSON and nothing else.
+        cluster: Devices to plan for; takes the place of the configuration's.
+        explain: Show every rejected choice with its reason.
+        top: How many plans are listed, best first.
+        pins: Decisions to keep, `rollout.tp=2`.
+        plan: A plan's file whose decisions are evaluated instead of searching for a plan.
+        routes: A pattern of parameters whose transfers from device to device are printed.
+    """
+
+    output: Path | None = None
+    as_json: bool = False
+    cluster: str | None = None
+    explain: bool = False
+    top: int | None = None
+    pins: Sequence[str] = ()
+    plan: Path | None = None
+    routes: str | None = None
 
 
-def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
+_EXCLUDES = {
+    "--routes": ("--output", "--top", "--explain"),
+    "--plan": ("--cluster", "--pin", "--top"),
+    "--output": ("--json", "--explain"),
+    "--json": ("--explain",),
+}
+"""The options that cannot be given together with each one."""
+
+_CHANGES = ("--cluster", "--pin")
+"""Options that ask for another plan than the file's."""
+
+
+def run(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
     """Compiles a configuration and prints or writes the plan of its last stage.
 
     Raises:
-        FlowError: anything that is wrong with the configuration, or a job that does not fit.
+        FlowError: The configuration or an option is wrong, or the job does not fit.
     """
-    refuse_ignored(config, overrides, options)
+    _refuse_ignored(config, overrides, options)
     if options.output is not None:
         format_of(options.output, _FORMATS)
         require_output(options.output)
-    words = [*overrides, *as_overrides(options, overrides)]
+    words = [*overrides, *_as_overrides(options, overrides)]
     with offering_cluster(config, words, "--cluster FILE"):
-        _print(config, words, options)
+        if options.routes is not None:
+            _print_routes(config, words, options.routes, options)
+        elif options.plan is not None:
+            _print_evaluated(config, options.plan, words, options)
+        else:
+            _print_plan(config, words, options)
 
 
-def _print(config: Path, words: Sequence[str], options: PlanCommand) -> None:
-    """What is asked for."""
+def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
+    """Refuses options that would have no effect."""
+    given = {
+        "--output": options.output is not None,
+        "--top": options.top is not None,
+        "--explain": options.explain,
+        "--cluster": options.cluster is not None,
+        "--pin": bool(options.pins),
+        "--plan": options.plan is not None,
+        "--routes": options.routes is not None,
+        "--json": options.as_json,
+    }
+    for option, excluded in _EXCLUDES.items():
+        for other in excluded:
+            if given[option] and given[other]:
+                written = other == "--explain" and option in ("--output", "--json")
+                raise ConfigError(
+                    f"{option} and {other} do not go together",
+                    where=other,
+                    hint="leave --explain out: what is written has every reason and size anyway"
+                    if written
+                    else f"leave {option} or {other} out",
+                )
+    if is_plan(config):
+        changes = [*(name for name in _CHANGES if given[name]), *overrides]
+        _refuse_plan(config, changes, options)
+
+
+def _refuse_plan(config: Path, changes: Sequence[str], options: PlanOptions) -> None:
+    """Refuses a plan's file in the place of the configuration where that is needed."""
+    if options.plan is not None:
+        raise ConfigError(
+            "a plan is evaluated with the configuration from which it was made",
+            where=str(config),
+            found="a plan's file",
+            expected="flowrl plan CONFIG --plan FILE",
+            hint=f"name the configuration in the place of {config}; or compare two plans with "
+            f"flowrl diff {config} {options.plan}",
+        )
     if options.routes is not None:
-        _print_routes(config, words, options.routes, options)
-    elif options.plan is not None:
-        _print_priced(config, options.plan, words, options)
-    elif options.diff is not None:
-        _print_diff(*_plans_of(config, options.diff, words), options)
-    elif options.min_devices or options.sweep is not None:
-        _print_sizes(config, words, options)
-    elif options.device is not None:
-        raise _device_without_sizes(options)
-    else:
-        _print_plan(config, words, options)
+        raise ConfigError(
+            "a plan has no sizes of parameters; the configuration's models have them",
+            where=str(config),
+            found="a plan's file",
+            expected="flowrl plan CONFIG --plan FILE --routes GLOB",
+            hint=f"write flowrl plan CONFIG --plan {config} --routes '{options.routes}'",
+        )
+    if changes:
+        raise ConfigError(
+            f"{config} is a plan's file, which {changes[0]} does not change",
+            where=changes[0],
+            hint=f"give the configuration in the plan's place, or leave {changes[0]} out",
+        )
 
 
-def _device_without_sizes(options: PlanCommand) -> ConfigError:
-    """Of a device that is named where no number of devices is looked for.
+def _as_overrides(options: PlanOptions, overrides: Sequence[str]) -> list[str]:
+    """`--cluster`, `--pin`, `--top` and `--explain` as overrides.
 
     Raises:
-        ConfigError: no device has the name, which is said first.
+        ConfigError: A pin is wrong, as in `machine_words`, or the number of plans is out of bounds.
     """
-    from flowrl.cluster.hardware import device_spec
+    words = machine_words(options.cluster, options.pins, overrides)
+    if options.top is not None:
+        if options.top < 1:
+            raise ConfigError(
+                "too small a number of plans",
+                where="--top",
+                found=str(options.top),
+                expected="at least 1",
+                hint="write --top 1 for the best plan alone, --top 5 for the best five",
+            )
+        from flowrl.config.plan import MOST_ALTERNATIVES
 
-    device_spec(options.device or "", where="--device")
-    if options.cluster is not None:
-        return ConfigError(
-            "a plan takes its devices from the cluster",
-            where="--device and --cluster",
-            found=f"{options.device} beside {options.cluster}",
-            hint="leave --device out; --device alone goes with --min-devices or --sweep",
-        )
-    return ConfigError(
-        "a device alone is no cluster",
-        where="--device",
-        found=options.device,
-        expected="--min-devices or --sweep devices=8:1024 beside it, or --cluster FILE",
-        hint=f"for example --device {options.device} --min-devices",
-    )
+        most = 1 + MOST_ALTERNATIVES
+        if options.top > most:
+            raise ConfigError(
+                "too large a number of plans",
+                where="--top",
+                found=str(options.top),
+                expected=f"at most {most}",
+                hint=f"write --top {most} for as many as there may be",
+            )
+        words.append(f"plan.alternatives={options.top - 1}")
+    if options.explain and not any(word.startswith("plan.try_batches=") for word in overrides):
+        words.append("plan.try_batches=true")
+    return words
 
 
-def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> None:
+def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> None:
     here: list[str] = []
-    by_time = True
     if is_plan(config):
-        plans = [_plan_of(config, words)]
+        from flowrl.plan import load_plan
+
+        plans = [load_plan(config)]
         steps = [one.step_s for one in plans[0].alternatives if one.step_s is not None]
         by_time = steps == sorted(steps)  # a file does not say its objective, but keeps the order
-        _warn_of_name(plans[0], config)
+        warn_of_workflow(plans[0], config)
     else:
         from flowrl import api
 
@@ -114,10 +195,10 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
             print("\n" + plan_text(last, explain=True))
         return
     print("".join(f"{line}\n" for line in here), end="")
-    _tell(plans, options)
+    _show(plans, options)
     if is_plan(config) and not (options.output or options.as_json):
-        anew = f"flowrl plan CONFIG --plan {config}"
-        print(f"\ntimes and memory are the file's; its decisions are priced anew by: {anew}")
+        command = f"flowrl plan CONFIG --plan {config}"
+        print(f"\ntimes and memory are the file's; to evaluate its decisions again: {command}")
 
 
 def _not_here(compiled: Compiled) -> list[str]:
@@ -137,7 +218,7 @@ def _not_here(compiled: Compiled) -> list[str]:
     return []
 
 
-def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
+def _show(plans: Sequence[PlacementPlan], options: PlanOptions) -> None:
     """Writes the last plan, or prints all."""
     if options.output is not None:
         _write(plans, options.output)
@@ -156,21 +237,18 @@ def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
             print(plan_text(plan, explain=options.explain))
 
 
-def _print_priced(config: Path, written: Path, words: Sequence[str], options: PlanCommand) -> None:
-    """A plan's file by its decisions, or what another plan does otherwise than it."""
+def _print_evaluated(
+    config: Path, written: Path, words: Sequence[str], options: PlanOptions
+) -> None:
+    """Prints or writes the plan that follows from the decisions of a file."""
     from flowrl.plan import load_plan
 
     graph = load_plan(written, alone=False).graph
-    stages = _compiled_by(config, written, words).stages
-    plan = next(stage.plan for stage in reversed(stages) if stage.graph.name == graph)
-    if options.diff is not None:
-        _print_diff(plan, _other_plan(options.diff, words), options)
-    else:
-        _tell([plan], options)
+    stages = _compiled_by_file(config, written, words).stages
+    _show([next(stage.plan for stage in reversed(stages) if stage.graph.name == graph)], options)
 
 
-def _compiled_by(config: Path, written: Path, words: Sequence[str]) -> Compiled:
-    from flowrl.cli.given_plan import compiled_by
+def _compiled_by_file(config: Path, written: Path, words: Sequence[str]) -> Compiled:
     from flowrl.config.load import load_config, locating
 
     loaded = load_config(config, words)
@@ -178,19 +256,19 @@ def _compiled_by(config: Path, written: Path, words: Sequence[str]) -> Compiled:
         return compiled_by(loaded, written)
 
 
-def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanCommand) -> None:
+def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanOptions) -> None:
     """The ways of the last stage's parameters, by a plan's file or a new plan."""
     from flowrl import api
     from flowrl.cli.routes import print_routes
 
     if options.plan is not None:
-        stages = _compiled_by(config, options.plan, words).stages
+        stages = _compiled_by_file(config, options.plan, words).stages
     else:
         stages = api.compile(None, config, overrides=words).stages
     print_routes(stages[-1], names, options)
 
 
-def _warn_of_name(plan: PlacementPlan, path: Path) -> None:
+def warn_of_workflow(plan: PlacementPlan, path: Path) -> None:
     """Tells of a plan whose workflow nobody installed: an edited name fits no configuration."""
     from flowrl.config.nearest import suggestion
     from flowrl.program import registered_workflows
@@ -214,293 +292,3 @@ def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
     last = f", the last of {len(plans)} stages" if len(plans) > 1 else ""
     text = plan.to_json() if _FORMATS[output.suffix] == "json" else plan.to_yaml()
     write_output(output, text, f"plan of {plan.graph}{last}, {one_line(plan)}")
-
-
-def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:
-    """A plan that was written, or the one of a configuration."""
-    if is_plan(path):
-        from flowrl.plan import load_plan
-
-        return load_plan(path)
-    from flowrl import api
-
-    return api.compile(None, path, overrides=words).plan
-
-
-def _other_plan(path: Path, words: Sequence[str], option: str = "--diff ") -> PlacementPlan:
-    """One of two plans that are compared.
-
-    Args:
-        option: That names it; empty of the first one.
-
-    Raises:
-        ConfigError: there is no such file, whatever it was to be.
-    """
-    from flowrl.config.nearest import nearest_file
-
-    if not path.exists():
-        raise ConfigError(
-            "no such file",
-            where=f"{option}{path}",
-            expected="a plan that was written, or a configuration to plan",
-            hint=nearest_file(path) or "`flowrl plan CONFIG -o FILE.json` writes a plan",
-        )
-    return _plan_of(path, words)
-
-
-def _plans_of(
-    first: Path, second: Path, words: Sequence[str]
-) -> tuple[PlacementPlan, PlacementPlan]:
-    """Two plans, each of which may be made of a configuration.
-
-    Raises:
-        FlowError: a plan cannot be read or made; beside one that was written it says what the
-            other one is, for whoever took it for a plan.
-    """
-    plans = []
-    for path, other in ((first, second), (second, first)):
-        try:
-            plans.append(_other_plan(path, words, "--diff " if path is second else ""))
-        except FlowError as error:
-            if is_plan(other) and not is_plan(path) and path.is_file():
-                error.what = (
-                    f"{path} is a configuration and no plan, and none can be made of it here: "
-                    f"{error.what}"
-                )
-                error.hint = (
-                    f"name a plan that --output wrote in the place of {path}; or --cluster FILE "
-                    f"for a plan of it" + (f"; or {error.hint}" if error.hint else "")
-                )
-            raise
-    return plans[0], plans[1]
-
-
-def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) -> None:
-    from flowrl.plan.show.diff import diff_plans
-
-    if old.graph != new.graph:
-        print(
-            f"warning: --diff: the plans are of different workflows, {old.graph!r} and "
-            f"{new.graph!r}",
-            file=sys.stderr,
-        )
-    lines = diff_plans(old, new)
-    if options.as_json:
-        print(json.dumps(list(lines), indent=2))
-    else:
-        print("\n".join(lines) or "the plans are equal")
-
-
-def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> None:
-    """How many devices, or what it takes on each number of them, for each kind of device."""
-    from flowrl import api
-    from flowrl.config.load import load_config
-    from flowrl.plan.groups import cost_of
-    from flowrl.plan.sizing import Job
-
-    loaded = load_config(config, words)
-    graph, request, measured = api.ask_for_plan(loaded)
-    jobs = [
-        Job(
-            graph=graph,
-            request=request,
-            spec=kind.spec,
-            cost=cost_of(request) if measured is None else measured,
-            node_size=kind.node_size,
-            host=kind.host,
-            cores=kind.cores,
-            where="--min-devices" if options.sweep is None else "--sweep",
-        )
-        for kind in _kinds(options)
-    ]
-    found = [_sizes_of(job, options, loaded) for job in jobs]
-    failed = [one for one in found if isinstance(one, FlowError)]
-    if len(failed) == len(found):
-        raise failed[0]
-    if options.as_json:
-        plain = [_plain(one) for one in found]
-        names = [job.spec.name for job in jobs]
-        print(
-            json.dumps(
-                plain[0] if len(jobs) == 1 else dict(zip(names, plain, strict=True)), indent=2
-            )
-        )
-        return
-    print("\n\n".join(_size_text(job, one) for job, one in zip(jobs, found, strict=True)))
-    stages = loaded.config.stages
-    if len(stages) > 1:
-        print(f"of stage {stages[-1]}, the last of {' -> '.join(stages)}")
-
-
-def _sizes_of(
-    job: Job, options: PlanCommand, loaded: LoadedConfig
-) -> Size | tuple[Size | int, ...] | FlowError:
-    from flowrl.plan.sizing import fewest, sizes
-
-    try:
-        if options.sweep is None:
-            return fewest(job)
-        return sizes(job, numbers_of(options.sweep, job.node_size), _tell_of_large)
-    except FlowError as error:
-        error.where = loaded.located(error.where)
-        return error
-
-
-def _tell_of_large(devices: int) -> None:
-    """A pool that takes seconds is told of, so that nobody waits in silence."""
-    if devices >= LARGE:
-        print(f"planning for {devices} devices ...", file=sys.stderr, flush=True)
-
-
-def _plain(found: Size | tuple[Size | int, ...] | FlowError) -> object:
-    if isinstance(found, FlowError):
-        return {"fits": False, "error": str(found)}
-    if not isinstance(found, tuple):
-        return asdict(found)
-    return [
-        {"devices": one, "fits": False} if isinstance(one, int) else asdict(one) for one in found
-    ]
-
-
-def _size_text(job: Job, found: Size | tuple[Size | int, ...] | FlowError) -> str:
-    from flowrl.plan.explain.top import fewest_lines, sweep_lines
-
-    if isinstance(found, FlowError):
-        return f"on {job.spec.name}: {found}"
-    if isinstance(found, tuple):
-        return "\n".join(sweep_lines(found, job))
-    return "\n".join(fewest_lines(found, job))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """A kind of device that sizes are asked for.
-
-    Attributes:
-        host: Each device's part of the host's memory; None where nobody describes the host.
-        cores: Of the host; likewise.
-    """
-
-    spec: DeviceSpec
-    node_size: int
-    host: int | None = None
-    cores: int | None = None
-
-
-def _kinds(options: PlanCommand) -> list[_Kind]:
-    """The device that is named, or each kind of the cluster, in the nodes that hold most of it."""
-    from flowrl.cluster.hardware import device_spec
-    from flowrl.plan.groups import host_share
-    from flowrl.plan.names import RATES
-
-    if options.device is not None:
-        from flowrl.plan.sizing import NODE_SIZE
-
-        spec = device_spec(options.device, where="--device")
-        if spec.type == "cpu":
-            raise _counts_accelerators("--device", options)
-        return [_Kind(spec=spec, node_size=options.node_size or NODE_SIZE)]
-    cluster = options.cluster
-    if cluster is None:
-        raise ConfigError(
-            "of which device?",
-            where="--sweep" if options.sweep is not None else "--min-devices",
-            hint="add --device NAME (configs/hardware) or --cluster FILE",
-        )
-    pool = _pool(cluster)
-    if pool.types == {"cpu"}:
-        raise _counts_accelerators(f"--cluster {cluster}", options)
-    groups = [group for group in pool.groups() if group.spec is not None]
-    if not groups:
-        raise ConfigError(
-            "no device of this cluster is in the catalogue",
-            where=f"--cluster {cluster}",
-            hint=f"name one with --device, or give its rates: {RATES}",
-        )
-    known = {group.device.name for group in groups}
-    for name in sorted({group.device.name for group in pool.groups()} - known):
-        print(
-            f"warning: --cluster {cluster}: {name} is not looked at, for no time is known of it, "
-            f"which takes {RATES}",
-            file=sys.stderr,
-        )
-    largest: dict[str, DeviceGroup] = {}
-    for group in groups:
-        before = largest.get(group.device.name)
-        if before is None or len(group.addresses) > len(before.addresses):
-            largest[group.device.name] = group
-    return [
-        _Kind(
-            spec=replace(group.machine.spec, memory_bytes=group.device.free_bytes),
-            node_size=group.node_size,
-            host=host_share(pool, group),
-            cores=group.host_cores,
-        )
-        for group in largest.values()
-    ]
-
-
-def _pool(cluster: str) -> ResourcePool:
-    from flowrl.config.check_files import names_ray
-
-    if names_ray(cluster):
-        from flowrl.runtime.ray_pool import ray_pool
-
-        return ray_pool(cluster)
-    if cluster == "auto":
-        from flowrl.cluster.discover import discover
-
-        return discover()
-    from flowrl.cluster.load import load_cluster
-
-    return load_cluster(Path(cluster))
-
-
-def _counts_accelerators(where: str, options: PlanCommand) -> ConfigError:
-    asked = "--sweep" if options.sweep is not None else "--min-devices"
-    return ConfigError(
-        f"{asked} counts accelerators, and a CPU is none",
-        where=where,
-        hint="name an accelerator of configs/hardware with --device",
-    )
-
-
-def numbers_of(text: str, node_size: int) -> list[int]:
-    """`devices=8:1024` doubles, up to the last and with it; `devices=8,24,64` is a list."""
-    name, equals, value = text.partition("=")
-    try:
-        if name != "devices" or not equals:
-            raise ValueError
-        if ":" not in value:
-            numbers = sorted({int(one) for one in value.split(",")})
-        else:
-            first, last = (int(one) for one in value.split(":"))
-            numbers = []
-            while 0 < first <= last and len(numbers) <= 64:
-                numbers.append(first)
-                first *= 2
-            if numbers and numbers[-1] != last and last % node_size == 0:
-                numbers.append(last)
-        if not numbers or numbers[0] < 1:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(
-            "not a range of numbers of devices",
-            where="--sweep",
-            found=text,
-            expected="devices=8:1024 (doubling), or devices=8,24,64",
-            hint="write the smallest and the largest with a colon, or all of them with commas",
-        ) from None
-    odd = [one for one in numbers if one > node_size and one % node_size]
-    if odd:
-        low = odd[0] // node_size * node_size
-        raise FlowError(
-            f"{odd[0]} devices are no whole nodes of {node_size}",
-            where="--sweep",
-            expected=f"{low} or {low + node_size}",
-            found=text,
-            hint=f"ask for {low} or {low + node_size} in its place"
-            if low
-            else f"ask for {node_size}",
-        )
-    return numbers

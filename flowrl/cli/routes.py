@@ -20,7 +20,7 @@ from flowrl.errors import ConfigError
 from flowrl.plan.routes import Transfer, expand_plan_route, route_parameters
 
 if TYPE_CHECKING:
-    from flowrl.cli.plan_options import PlanCommand
+    from flowrl.cli.plan import PlanOptions
     from flowrl.compiler import CompiledStage
     from flowrl.plan.parameters import Box, Parameter
     from flowrl.plan.schema import PlacementPlan, WeightRoute
@@ -46,7 +46,7 @@ class _Written:
     transfers: Iterator[tuple[str, str, Transfer]]
 
 
-def print_routes(stage: CompiledStage, names: str, options: PlanCommand) -> None:
+def print_routes(stage: CompiledStage, names: str, options: PlanOptions) -> None:
     """Prints every transfer of a stage's plan.
 
     Args:
@@ -148,7 +148,7 @@ def _bytes(number: int) -> str:
     return f"{number:,} bytes" + (f" ({format_bytes(number)})" if number >= 1 << 20 else "")
 
 
-def _travels_whole(plan: PlacementPlan, options: PlanCommand) -> ConfigError:
+def _travels_whole(plan: PlacementPlan, options: PlanOptions) -> ConfigError:
     """Of a plan for one device, which has no slices."""
     ways = [f"{one.source} {one.transport.replace('_', ' ')}" for one in plan.weight_routes]
     other = options.plan or options.cluster

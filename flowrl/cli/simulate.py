@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.given_plan import compiled_by
-from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.output import require_json
-from flowrl.cli.plan_options import is_plan, machine_words
+from flowrl.cli.plan_inputs import compiled_by, is_plan, machine_words, offering_cluster
 from flowrl.config.nearest import one_of_them
 from flowrl.errors import ConfigError
 

@@ -1,7 +1,7 @@
-"""Command lines that the parser refuses, told as every other mistake is.
+"""Errors for command lines that the parser refuses, in the form of all other errors.
 
 The parser says what is wrong in its own words and shows how a command is used. People need to know
-what to write in its place: an option may be a key of the configuration, or of another command.
+what to write instead: an option may be a key of the configuration, or belong to another command.
 """
 
 from __future__ import annotations
@@ -15,16 +15,26 @@ from flowrl.errors import ConfigError
 
 __all__ = ["usage_error"]
 
+_MOVED = {
+    ("plan", "--diff"): "flowrl diff A B",
+    ("graph", "--diff"): "flowrl diff A B",
+    ("plan", "--min-devices"): "flowrl size CONFIG",
+    ("plan", "--sweep"): "flowrl size CONFIG --sweep devices=A:B",
+    ("plan", "--device"): "flowrl size CONFIG --device NAME",
+    ("plan", "--node-size"): "flowrl size CONFIG --device NAME --node-size N",
+}
+"""The commands that do what an option of a command once did."""
+
 _EXTRA = re.compile(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)")
 _LEAST = re.compile(r"greater than or equal to (\S+)|>=\s*(\S+)")
 
 
 def usage_error(error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> ConfigError:
-    """What the parser refused, in our words.
+    """Returns the error for a command line that the parser refused.
 
     Args:
-        error: A usage error of the parser. Its attributes are what its releases have in common:
-            `message`, and of an option `option_name` or `param`.
+        error: A usage error of the parser. Only attributes that all its releases have are read:
+            `message`, and `option_name` or `param` for an option.
         commands: The parser's commands, by name.
         words: The command line.
     """
@@ -47,7 +57,7 @@ def usage_error(error: Exception, commands: Mapping[str, Any], words: Sequence[s
         f"`flowrl {name}` takes no {extra[1]!r}" if extra else text[:1].lower() + text[1:],
         where=f"command line (flowrl {' '.join(words)})",
         expected=_usage(name, commands),
-        hint=f"leave it out; `flowrl {name} --help` says what there is",
+        hint=f"leave it out; `flowrl {name} --help` lists what there is",
     )
 
 
@@ -68,7 +78,7 @@ def _no_command(name: str, words: Sequence[str], commands: Mapping[str, Any]) ->
         f"there is no command {name!r}",
         where="command line",
         expected=f"one of {listing(commands)}",
-        hint=hint or "`flowrl --help` says what each does",
+        hint=hint or "`flowrl --help` describes each",
     )
 
 
@@ -78,22 +88,25 @@ def _no_option(
     own = _options(commands[name])
     others = [one for one, other in commands.items() if option in _options(other)]
     value = _value_of(words, [option])
-    # A key that is right and only written as an option beats an option that is merely alike.
-    hint = _as_override(option, value, own) if _takes_overrides(commands[name]) else None
+    moved = _MOVED.get((name, option))
+    hint = None if moved is None else f"write `{moved}`"
+    # A correct key that is only written as an option is likelier than a similar option.
+    if hint is None and _takes_overrides(commands[name]):
+        hint = _as_override(option, value, own)
     if hint is None and others:
-        hint = f"it is of `flowrl {others[0]}`; leave it out here"
+        hint = f"it belongs to `flowrl {others[0]}`; leave it out here"
     if hint is None and (match := nearest(option, own)) is not None:
         hint = f"did you mean {match}?"
     return ConfigError(
         f"`flowrl {name}` has no option {option}",
         where=f"command line ({option if value is None else f'{option} {value}'})",
         expected=f"one of {listing(own)}",
-        hint=hint or f"leave it out; `flowrl {name} --help` says what there is",
+        hint=hint or f"leave it out; `flowrl {name} --help` lists what there is",
     )
 
 
 def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | None:
-    """How a key of the configuration is written that somebody gave as an option."""
+    """Returns how to write a key of the configuration that was given as an option."""
     from flowrl.config.declared import takes_value
     from flowrl.config.problems import homes_of
     from flowrl.config.schema import RunConfig
@@ -105,7 +118,7 @@ def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | No
     if "." in key:
         return f"overrides have no dashes: {option.lstrip('-')}={said}"
     homes = [home for home in homes_of(key, RunConfig) if home != "cluster" or key == "cluster"]
-    # A section is no key that an option's value could be of.
+    # A section takes no value.
     homes = [home for home in homes if takes_value(tuple(home.split(".")), RunConfig)]
     if not homes or len(option) < len("--x"):
         return None
@@ -115,7 +128,11 @@ def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | No
 
 def _missing(param: Any, name: str, commands: Mapping[str, Any]) -> ConfigError:
     metavar = str(getattr(param, "metavar", None) or getattr(param, "name", "")).upper()
-    example = {"why": "flowrl why runs/quickstart 0/3/1", "graph": "flowrl graph grpo"}
+    example = {
+        "why": "flowrl why runs/quickstart 0/3/1",
+        "graph": "flowrl graph grpo",
+        "diff": "flowrl diff grpo ppo",
+    }
     return ConfigError(
         f"`flowrl {name}` needs {metavar}",
         where="command line",
@@ -125,7 +142,7 @@ def _missing(param: Any, name: str, commands: Mapping[str, Any]) -> ConfigError:
 
 
 def _bad_use(option: str, name: str, commands: Mapping[str, Any], text: str) -> ConfigError:
-    """Of an option without its value, or with one that it does not take."""
+    """Returns the error for an option without its value, or with one that it does not take."""
     if "not take" in text:
         return ConfigError(
             f"{option} takes no value", where=f"command line ({option})", hint=f"write {option}"
@@ -134,7 +151,7 @@ def _bad_use(option: str, name: str, commands: Mapping[str, Any], text: str) -> 
         (str(p.metavar) for p in commands[name].params if option in p.opts and p.metavar), "VALUE"
     )
     return ConfigError(
-        f"{option} stands alone, and needs a value",
+        f"{option} needs a value, and none follows it",
         where=f"command line ({option})",
         hint=f"write {option} {metavar}",
     )
@@ -160,7 +177,7 @@ def _bad_value(param: Any, name: str, words: Sequence[str], text: str) -> Config
 
 
 def _options(command: Any) -> list[str]:
-    """The long names of a command's options."""
+    """Returns the long names of a command's options."""
     return [
         option
         for param in command.params
@@ -183,7 +200,7 @@ def _usage(name: str, commands: Mapping[str, Any]) -> str:
 
 
 def _value_of(words: Sequence[str], options: Sequence[str]) -> str | None:
-    """What stands behind an option on the command line."""
+    """Returns the value that follows an option on the command line."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in options:

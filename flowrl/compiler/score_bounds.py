@@ -76,6 +76,7 @@ def _of_stage(loaded: LoadedConfig, graph: Graph) -> Problems:
                 where=" and ".join(filter(None, (str(node.source or ""), loaded.where(key)))),
                 found=f"the terms of {role!r} score from {found.low:g} to {found.high:g}",
                 expected=expected,
+                hint=f"change the bounds of {node.id}, or the terms of {role!r}",
             )
 
 

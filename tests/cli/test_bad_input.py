@@ -116,19 +116,10 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
         ["graph", "grpo", "--disable-pass", "fill_default"],
         ["--disable-pass: no pass is called 'fill_default'", "did you mean 'fill_defaults'?"],
     ),
-    "diff as a picture": (
-        ["graph", "grpo", "--diff", "sft", "--format", "mermaid"],
-        ["--diff gives text, and no mermaid", "--format"],
-    ),
     "after a pass as JSON": (
         ["graph", "grpo", "--print-after", "fill_defaults", "--json"],
         ["--print-after gives text, and no json"],
     ),
-    "diff and passes": (
-        ["graph", "grpo", "--diff", "sft", "--print-after", "fill_defaults"],
-        ["cannot be given together", "--level lowered"],
-    ),
-    "diff with nothing": (["graph", "grpo", "--diff", "nothing.py"], ["no file nothing.py"]),
     "graph overrides": (["graph", "grpo", "seed=3"], ["CONFIG.yaml workflow=grpo seed=3"]),
     "handle as a condition": (["graph", "condition.py"], ["condition.py:7", "fl.filter"]),
     "handle in a comparison": (["graph", "comparison.py"], ["comparison.py:7", "fl.filter"]),

@@ -68,15 +68,6 @@ def test_a_workflow_without_a_config_has_no_place(capsys):
     assert "flowrl graph CONFIG.yaml workflow=grpo --level placed" in caught.value.hint
 
 
-def test_placed_graphs_are_compared_like_others(capsys, tmp_path):
-    other = tmp_path / "other.yaml"
-    other.write_text(f"extends: {CONFIG}\ntrain: {{micro_batch: 64}}\n")
-    run(CONFIG, ELSEWHERE, GraphOptions(level="placed", diff=str(other)))
-    lines = capsys.readouterr().out.splitlines()
-    assert "  - attr micro_batch = 128" in lines
-    assert "  + attr micro_batch = 64" in lines
-
-
 def test_of_several_stages_the_last_is_shown_and_the_others_are_named(capsys):
     run(QUICKSTART, ELSEWHERE, GraphOptions())
     out = capsys.readouterr().out

@@ -28,7 +28,7 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_fewest_devices_come_with_what_is_computed_again_and_what_hosts_hold(
     capsys: pytest.CaptureFixture[str],
 ):
-    words = ["plan", SMALL, "--cluster", "configs/clusters/h100_8x8.yaml", "--min-devices"]
+    words = ["size", SMALL, "--cluster", "configs/clusters/h100_8x8.yaml"]
     lines = [line.strip() for line in told(words, capsys).splitlines()]
     # In bfloat16 the reference; and besides the trainer's optimizer, 12 bytes of each parameter.
     reference, update = 2 * PARAMETERS, 14 * PARAMETERS

@@ -116,12 +116,12 @@ def test_a_name_like_none_of_them_is_not(capsys: pytest.CaptureFixture[str]):
             '{"model_type": "gemma2", "hidden_size": 3584, "num_hidden_layers": 42}',
             [
                 "found: model_type 'gemma2'",
-                "about its size, name configs/models/llama-3.1-8b.json; a new family",
+                "about its size, name configs/models/llama-3.1-8b.json",
             ],
         ),
         (
             '{"model_type": "gemma2", "num_experts": 8, "hidden_size": 3584}',
-            ["to fix: a new family of Llama's layer"],
+            ["to fix: take a model of one of these families (configs/models has some)"],
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_responses_that_no_model_holds_are_told_beside_a_prompt_of_a_token(
 
 
 def test_fewer_devices_than_a_node_has_are_told_as_its_part(capsys: pytest.CaptureFixture[str]):
-    words = ["plan", LARGE, "--device", "H100-SXM-80GB", "--min-devices"]
+    words = ["size", LARGE, "--device", "H100-SXM-80GB"]
     code, out, _ = runner(capsys)(*words)
     assert code == 0
     assert out.startswith("at least 1 x H100-SXM-80GB (of a node of 8)\n")

@@ -42,7 +42,10 @@ def test_the_end_of_a_name_says_how_a_graph_is_drawn(flowrl: Run, name: str, beg
         (["graph", "grpo", "-o", "g.svg", "--format", "dot"], "a name that ends in .txt or .mmd"),
         (["graph", "grpo", "-o", "g.json", "--format", "dot"], "--format json for .json"),
         (["graph", "grpo", "-o", "g.mmd", "--json"], "--format mermaid for .mmd"),
-        (["graph", "grpo", "-o", "g.dot", "--diff", "sft"], "--diff gives text, and no dot"),
+        (
+            ["graph", "grpo", "-o", "g.dot", "--print-after", "fill_defaults"],
+            "--print-after gives text, and no dot",
+        ),
         (["plan", QUICKSTART, "-o", "p.html"], "a name that ends in .json or .yaml"),
         (["plan", QUICKSTART, "-o", "p"], "a name that ends in .json or .yaml"),
         (["profile", QUICKSTART, "-o", "p.yaml"], "a name that ends in .json"),
@@ -59,7 +62,7 @@ def test_a_format_that_is_not_offered_is_refused(flowrl: Run, words: list[str], 
 @pytest.mark.parametrize(
     ("words", "made"),
     [
-        (["graph", "grpo", "-o"], "flowrl.cli.graph._load"),
+        (["graph", "grpo", "-o"], "flowrl.cli.graph.load_graph"),
         (["plan", QUICKSTART, "-o"], "flowrl.api.compile"),
         (["profile", QUICKSTART, "-o"], "flowrl.api.compile"),
         (["simulate", QUICKSTART, "--trace"], "flowrl.cli.simulate._compiled"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl.cli.plan_options import machine_words
+from flowrl.cli.plan_inputs import machine_words
 from flowrl.errors import ConfigError, PlanError, combine
 from tests.cli.command_line import ROOT, runner
 

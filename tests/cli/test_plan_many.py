@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
-from flowrl.cli.plan import numbers_of
-from flowrl.cli.plan_options import machine_words
+from flowrl.cli.plan_inputs import machine_words
 from flowrl.plan import PlacementPlan, load_plan
 from flowrl.plan.explain.top import top_lines
 from flowrl.plan.schema import Alternative
@@ -27,6 +26,11 @@ NODE = ["--cluster", "configs/clusters/h100_1x8.yaml"]
 def flowrl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(ROOT)
     return runner(capsys, "plan")
+
+
+@pytest.fixture
+def diff(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys, "diff")
 
 
 def test_a_plan_for_a_cluster_says_what_a_step_takes_and_imports_no_tensor_library(flowrl: Run):
@@ -160,22 +164,22 @@ def test_a_list_that_is_shorter_than_asked_for_says_why(flowrl: Run, tmp_path: P
     assert lines.endswith("only 3 differ: no other way to draw fits here and is asked for\n")
 
 
-def test_plans_are_written_read_and_compared(flowrl: Run, tmp_path: Path):
+def test_plans_are_written_read_and_compared(flowrl: Run, diff: Run, tmp_path: Path):
     best, other = str(tmp_path / "a.plan.json"), str(tmp_path / "b.plan.yaml")
     assert flowrl(CONFIG, *SMALL, *NODE, "-o", best)[0] == 0
     assert flowrl(CONFIG, *SMALL, *NODE, "--pin", "rollout.tp=1", "-o", other)[0] == 0
     pins = load_plan(Path(other)).pins
     assert [(pin.subject, pin.field, pin.value) for pin in pins] == [("rollout", "tp", "1")]
-    code, out, _ = flowrl(best, "--diff", other)
+    code, out, _ = diff(best, other)
     assert code == 0
     assert "pinned: - -> rollout.tp=1" in out
-    assert flowrl(best, "--diff", best)[1] == "the plans are equal\n"
-    assert json.loads(flowrl(best, "--diff", other, "--json")[1]) == out.splitlines()
+    assert diff(best, best)[1] == "the plans are equal\n"
+    assert json.loads(diff(best, other, "--json")[1]) == out.splitlines()
     assert "plan of grpo" in flowrl(best)[1]
 
 
-def test_an_edited_plan_is_priced_and_written_with_what_follows_from_it(
-    flowrl: Run, tmp_path: Path
+def test_an_edited_plan_is_evaluated_and_written_with_what_follows_from_it(
+    flowrl: Run, diff: Run, tmp_path: Path
 ):
     best, edited = tmp_path / "best.plan.json", tmp_path / "edited.plan.json"
     job = [CONFIG, *SMALL]
@@ -201,113 +205,21 @@ def test_an_edited_plan_is_priced_and_written_with_what_follows_from_it(
     assert schedule.why.startswith("the plan's file decides so; a step takes ")
     assert [one.step_s for one in new.alternatives] == [one.step_s for one in first.alternatives]
     assert all(one.why_not.endswith(" what the file decides") for one in new.alternatives)
-    code, out, _ = flowrl(*job, "--plan", str(edited), "--diff", str(best))
+    code, out, _ = diff(str(anew), str(best))
     assert code == 0
     assert f"actor.update recompute: {update['recompute']} -> " in out
     code, _, err = flowrl(str(best), "--plan", str(edited))
-    assert (code, f"flowrl plan {best} --diff {edited}" in err) == (2, True)
+    assert (code, f"flowrl diff {best} {edited}" in err) == (2, True)
     assert (
         "--plan and --pin do not go together"
         in flowrl(*job, "--plan", str(edited), "--pin", "rollout.tp=2")[2]
     )
 
 
-def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
-    code, out, _ = flowrl(CONFIG, *SMALL, "--device", "A100-SXM-80GB", "--min-devices", "--json")
-    assert code == 0
-    least = json.loads(out)["devices"]
-    words = ["--device", "a100-sxm-80gb", "--sweep", f"devices={least},{8 * least}"]
-    code, out, _ = flowrl(CONFIG, *SMALL, *words)
-    assert code == 0
-    rows = [line.split() for line in out.splitlines()[2:-1]]
-    assert [row[0] for row in rows] == [str(least), str(8 * least)]
-    code, out, _ = flowrl(CONFIG, *SMALL, *NODE, "--sweep", "devices=4:16", "--json")
-    assert [one["devices"] for one in json.loads(out)] == [4, 8, 16]
-
-
-NODE_OF = """\
-nodes:
-  - name: h100
-    memory_gib: {host}
-    cores: 64
-    devices:
-      - {{name: H100-SXM-80GB, count: 8, memory_gib: {device}}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("host", "device", "on_8", "least"), [(2048, 80, 0, 1), (64, 80, 0, 3), (2048, 8, 2, 32)]
-)
-def test_the_fewest_devices_are_those_of_the_file_with_its_memory_and_its_hosts(
-    flowrl: Run, tmp_path: Path, host: int, device: int, on_8: int, least: int
-):
-    file = tmp_path / "nodes.yaml"
-    file.write_text(NODE_OF.format(host=host, device=device))
-    code, out, _ = flowrl(CONFIG, *SMALL, "--cluster", str(file), "--min-devices", "--json")
-    assert (code, json.loads(out)["devices"]) == (0, least)
-    assert flowrl(CONFIG, *SMALL, "--cluster", str(file))[0] == on_8
-    words = ["--cluster", str(file), "--sweep", f"devices={least},{2 * least}", "--json"]
-    rows = json.loads(flowrl(CONFIG, *SMALL, *words)[1])
-    assert rows[0] == json.loads(out)
-
-
-def test_hosts_that_do_not_hold_the_fastest_plan_hold_another(flowrl: Run, tmp_path: Path):
-    file = tmp_path / "nodes.yaml"
-    file.write_text(NODE_OF.format(host=512, device=79.25))
-    words = ["configs/grpo_qwen25_32b.yaml", "--cluster", str(file), "--json"]
-    code, out, err = flowrl(*words)
-    assert (code, err) == (0, "")
-    least = json.loads(flowrl(*words, "--min-devices")[1])
-    assert least["devices"] == 8
-    # The plan takes plainer ways where they cost next to nothing, and prices each sync anew.
-    assert PlacementPlan.from_json(out).prediction.step_s == pytest.approx(
-        least["step_s"], rel=0.05
-    )
-
-
-def test_what_a_number_of_devices_gives_does_not_depend_on_the_others(flowrl: Run):
-    def rows(numbers: str) -> list[object]:
-        words = ["--device", "H100-SXM-80GB", "--sweep", f"devices={numbers}", "--json"]
-        code, out, _ = flowrl(CONFIG, *SMALL, *words)
-        assert code == 0
-        return list(json.loads(out))
-
-    assert rows("3,6,16") == rows("3") + rows("6") + rows("16")
-
-
-@pytest.mark.parametrize(("node_size", "least"), [("3", 1), ("7", 1), ("100", 3)])
-def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
-    flowrl: Run, node_size: str, least: int
-):
-    words = ["--device", "H100-SXM-80GB", "--node-size", node_size, "--min-devices", "--json"]
-    code, out, err = flowrl(CONFIG, *SMALL, *words)
-    assert (code, err) == (0, "")
-    assert json.loads(out)["devices"] == least
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--device", "H100-SXM-80GB"], "a device alone is no cluster"),
-        (
-            ["--device", "H100-SXM-80GB", "--cluster", "configs/clusters/h100_1x8.yaml"],
-            "a plan takes its devices from the cluster",
-        ),
-        (
-            ["--device", "H100-SXM-80GB", "--node-size", "1000000000", "--min-devices"],
-            "no node has so many devices",
-        ),
-        (["--min-devices"], "of which device?"),
-        (["--device", "CPU", "--min-devices"], "--min-devices counts accelerators, and a CPU"),
-        (["--device", "cpu", "--sweep", "devices=8"], "--sweep counts accelerators, and a CPU"),
-        (["--cluster", "configs/clusters/laptop.yaml", "--min-devices"], "counts accelerators"),
         ([*NODE, "plan.sigma=20"], "sigma must be"),
-        (["--device", "H1000", "--min-devices"], "no such device in the hardware catalogue"),
-        (["--device", "H900"], "no such device in the hardware catalogue"),
-        (
-            ["--device", "H900", "--cluster", "configs/clusters/h100_1x8.yaml"],
-            "no such device in the hardware catalogue",
-        ),
         (["--cluster", "h100_1x8"], "did you mean configs/clusters/h100_1x8.yaml?"),
         ([*NODE, "roles.actor.model=qwen2.5-7b"], "no such model folder"),
         (
@@ -319,10 +231,6 @@ def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
         ([*NODE, "--pin", "rollout.tp=8"], "set tp to 2 or 4, or leave"),
         ([*NODE, "--top", "0"], "too small a number of plans"),
         ([*NODE, "--top", "60"], "--top: too large a number of plans"),
-        ([*NODE, "--sweep", "devices=8:4"], "not a range of numbers of devices"),
-        ([*NODE, "--sweep", "devices=8,12"], "12 devices are no whole nodes of 8"),
-        ([*NODE, "--diff", "gone.plan.json"], "--diff gone.plan.json: no such file"),
-        ([*NODE, "--diff", "gone.yaml"], "a plan that was written, or a configuration to plan"),
         (["--plan", "gone.yaml"], "the plan cannot be read"),
         (["--cluster", "configs/clusters/gone.yaml"], "no such cluster file"),
         ([*NODE, "plan.mean_response_tokens=4000"], "longer than the longest"),
@@ -346,40 +254,20 @@ def test_a_mistyped_cluster_is_the_only_mistake_and_gets_no_name_unlike_it(flowr
     assert "did you mean configs/clusters/h100_8x8.yaml?" in err
 
 
-def test_a_configuration_that_is_taken_for_a_plan_is_told_to_be_one(flowrl: Run, tmp_path: Path):
-    path = str(tmp_path / "a.plan.json")
-    assert flowrl("configs/quickstart.yaml", "-o", path)[0] == 0
-    for words in ([path, "--diff", CONFIG], [CONFIG, "--diff", path]):
-        code, _, err = flowrl(*words)
-        assert code == 2
-        assert f"{CONFIG} is a configuration and no plan" in err
-        assert "--output" in err
-
-
-def test_a_plan_is_known_by_what_is_in_it_whatever_its_name(flowrl: Run, tmp_path: Path):
+def test_a_plan_is_known_by_what_is_in_it_whatever_its_name(flowrl: Run, diff: Run, tmp_path: Path):
     path = tmp_path / "mine.yaml"
     assert flowrl("configs/quickstart.yaml", "-o", str(path))[0] == 0
     code, out, err = flowrl(str(path), "--json")
     assert (code, err) == (0, "")
     assert PlacementPlan.from_json(out) == load_plan(path)
-    assert flowrl(str(path), "--diff", str(path))[1] == "the plans are equal\n"
-    assert "is a plan that was written" in flowrl(str(path), "train.steps=3")[2]
+    assert diff(str(path), str(path))[1] == "the plans are equal\n"
+    assert "is a plan's file" in flowrl(str(path), "train.steps=3")[2]
     path.write_text(path.read_text().replace("version: ", "version: 9"))
     assert "not a plan of this format" in flowrl(str(path))[2]
     path.write_text("# no placements\ntrain: {steps: many}\n")
     assert "train.steps" in flowrl(str(path))[2]
     path.write_text("placements: [\n")
     assert "not YAML" in flowrl(str(path))[2]
-
-
-@pytest.mark.parametrize("one", [["--sweep", "devices=8"], ["--min-devices"], ["--diff", CONFIG]])
-@pytest.mark.parametrize("other", [["--output", "p.json"], ["--top", "2"], ["--explain"]])
-def test_what_would_be_ignored_beside_an_option_is_refused(
-    flowrl: Run, one: list[str], other: list[str]
-):
-    code, out, err = flowrl(CONFIG, *NODE, *one, *other)
-    assert (code, out) == (2, "")
-    assert f"{other[0]}: {one[0]} and {other[0]} do not go together" in err
 
 
 @pytest.mark.parametrize("one", [["--json"], ["--output", "p.json"]])
@@ -390,39 +278,13 @@ def test_a_plan_that_is_written_has_every_reason_without_explain(flowrl: Run, on
     assert "leave --explain out: what is written has every reason and size anyway" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--sweep", "devices=8", "--min-devices"], "--sweep and --min-devices do not go"),
-        (["--sweep", "devices=8", "--diff", CONFIG], "--sweep and --diff do not go together"),
-        (["--min-devices", "--diff", CONFIG], "--min-devices and --diff do not go together"),
-        (["--device", "H100-SXM-80GB", "--diff", CONFIG], "--diff and --device do not go"),
-        (["--node-size", "4"], "--node-size is of --device"),
-    ],
-)
-def test_options_that_exclude_each_other_are_both_named(flowrl: Run, words: list[str], said: str):
-    code, out, err = flowrl(CONFIG, *NODE, *words)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
 def test_what_would_not_change_a_written_plan_is_refused(flowrl: Run, tmp_path: Path):
     path = str(tmp_path / "a.plan.json")
     assert flowrl("configs/quickstart.yaml", "-o", path)[0] == 0
-    device = ["--device", "H100-SXM-80GB"]
-    for words in (
-        NODE,
-        ["--pin", "rollout.tp=2"],
-        ["train.steps=3"],
-        device,
-        ["--min-devices"],
-        ["--sweep", "devices=8"],
-        ["train.steps=3", "--diff", path],
-    ):
+    for words in (NODE, ["--pin", "rollout.tp=2"], ["train.steps=3"]):
         code, out, err = flowrl(path, *words)
         assert (code, out) == (2, "")
-        assert f"{words[0]}: {path} is a plan that was written" in err
-    assert flowrl(path, "train.steps=3", "--diff", "configs/quickstart.yaml")[0] == 0
+        assert f"{words[0]}: {path} is a plan's file" in err
     assert flowrl(path, "--explain")[0] == flowrl(path, "--top", "1")[0] == 0
 
 
@@ -476,82 +338,8 @@ def test_a_cluster_file_that_is_missing_is_what_is_told_first(flowrl: Run):
     assert said.splitlines()[0].endswith("no such cluster file: nope.yaml")
 
 
-def test_sizes_are_told_for_each_kind_of_device_of_a_cluster(flowrl: Run):
-    cluster = "configs/clusters/h100_2x8_h20_4x8.yaml"
-    code, printed, _ = flowrl(CONFIG, "--cluster", cluster, "--min-devices", "--json")
-    assert code == 0
-    found = json.loads(printed)
-    assert list(found) == ["H100-SXM-80GB", "H20-96GB"]
-    assert found["H100-SXM-80GB"]["step_s"] < found["H20-96GB"]["step_s"]
-
-
-@pytest.mark.parametrize("numbers", ["100000000", "1:100000000", "8,100000000"])
-def test_pools_that_no_search_ends_on_are_refused(flowrl: Run, numbers: str):
-    words = ("--device", "H100-SXM-80GB", "--node-size", "1", "--sweep", f"devices={numbers}")
-    code, _, said = flowrl(CONFIG, *words)
-    assert code == 2
-    assert "so many are not planned for" in said
-    assert "up to 16384 devices" in said
-
-
-def test_large_pools_are_told_of_while_they_are_planned_for(flowrl: Run):
-    words = ("--device", "H100-SXM-80GB", "--sweep", "devices=64,1024")
-    code, printed, said = flowrl(CONFIG, *words)
-    assert code == 0
-    assert said == "planning for 1024 devices ...\n"
-    assert "planning for" not in printed
-
-
 def test_a_ray_address_keeps_its_slashes():
     assert machine_words("ray://head:10001", ()) == ["cluster=ray://head:10001"]
-
-
-@pytest.fixture
-def mixed(tmp_path: Path) -> str:
-    """A cluster with devices that nothing is known of but their memory."""
-    path = tmp_path / "mixed.yaml"
-    path.write_text(
-        "nodes:\n"
-        "  - {name: a, memory_gib: 1024, cores: 96, devices: [{name: H100-SXM-80GB, count: 8}]}\n"
-        "  - name: b\n"
-        "    count: 2\n"
-        "    memory_gib: 256\n    cores: 64\n"
-        "    devices: [{type: cuda, name: a GPU, memory_gib: 48, count: 4}]\n"
-    )
-    return str(path)
-
-
-def test_devices_without_rates_are_told_to_be_left_idle(flowrl: Run, mixed: str):
-    code, out, _ = flowrl(CONFIG, *SMALL, "--cluster", mixed)
-    assert code == 0
-    assert (
-        "  8 x a GPU (b-[0-1]/cuda:[0-3]): left idle, for no time is known of them, which takes "
-        "tflops, memory_tb_per_s, host_gb_per_s and links (nvlink, hccs or pcie, "
-        "and network) in the cluster file\n"
-    ) in out
-    code, out, err = flowrl(CONFIG, *SMALL, "--cluster", mixed, "--min-devices")
-    assert code == 0
-    assert f"warning: --cluster {mixed}: a GPU is not looked at, for no time is known" in err
-    # 0.8 of 1 TiB for 8 devices
-    assert "  hosts as the cluster has them: each device may fill 102 GiB of one\n" in out
-
-
-def test_sizes_say_which_hosts_they_assume(flowrl: Run):
-    said = "hosts of 2.0 TiB and 192 cores for 4 devices are assumed; --cluster FILE says others\n"
-    words = [CONFIG, *SMALL, "--device", "H100-SXM-80GB", "--node-size", "4"]
-    assert said in flowrl(*words, "--min-devices")[1]
-    assert "of stage " not in flowrl(*words, "--min-devices")[1]
-    several = flowrl(*words, "--min-devices", "stages=[sft, grpo]")[1]
-    assert several.endswith("of stage grpo, the last of sft -> grpo\n")
-    assert said in flowrl(*words, "--sweep", "devices=4:8")[1]
-
-
-def test_a_cluster_beside_a_device_is_not_ignored(flowrl: Run, mixed: str):
-    words = ["--cluster", mixed, "--device", "H100-SXM-80GB"]
-    for asked in (["--min-devices"], ["--sweep", "devices=8"]):
-        code, out, err = flowrl(CONFIG, *words, *asked)
-        assert (code, out) == (2, "")
-        assert f"--device and --cluster: {asked[0]} takes each kind of device" in err
 
 
 def test_lengths_come_from_the_folder_of_a_run_too(flowrl: Run, tmp_path: Path):
@@ -634,16 +422,3 @@ def test_pins_without_which_the_hosts_hold_a_job_are_to_be_left_out_before_all_e
     assert f"to fix: leave {pins[0]} or {pins[1]} out, or take hosts with " in err
     for pin in pins:
         assert flowrl(*words, "--pin", pin)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("devices=8:48", [8, 16, 32, 48]),
-        ("devices=8:64", [8, 16, 32, 64]),
-        ("devices=4:20", [4, 8, 16]),
-        ("devices=8,24,64", [8, 24, 64]),
-    ],
-)
-def test_a_sweep_ends_with_the_last_number_where_that_is_whole_nodes(text: str, numbers: list[int]):
-    assert numbers_of(text, 8) == numbers

@@ -234,13 +234,9 @@ def test_a_written_plan_for_one_device_is_named(flowrl: Run, tmp_path: Path):
 @pytest.mark.parametrize(
     "other",
     [
-        ["--sweep", "devices=8"],
-        ["--min-devices"],
         ["--top", "2"],
-        ["--diff", CONFIG],
         ["--explain"],
         ["--output", "p.json"],
-        ["--device", "H100-SXM-80GB"],
     ],
 )
 def test_what_tells_something_else_does_not_go_with_it(flowrl: Run, other: list[str]):

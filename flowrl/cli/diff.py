@@ -1,0 +1,300 @@
+"""`flowrl diff A B`: the differences between two configurations, two graphs or two plans."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flowrl.cli.plan_inputs import is_plan, machine_words, offering_cluster
+from flowrl.config.nearest import nearest_file, one_of_them
+from flowrl.errors import ConfigError, FlowError
+
+if TYPE_CHECKING:
+    from flowrl.graph import Graph
+    from flowrl.graph.serialization import Json
+    from flowrl.plan import PlacementPlan
+
+__all__ = ["DiffOptions", "run"]
+
+
+class Content(StrEnum):
+    """What a target of the command line is."""
+
+    CONFIG = "a configuration"
+    PLAN = "a plan's file"
+    GRAPH = "a graph's file"
+    WORKFLOW = "a workflow"
+
+
+_COMPARABLE = {
+    "configs": {Content.CONFIG},
+    "graphs": {Content.CONFIG, Content.GRAPH, Content.WORKFLOW},
+    "plans": {Content.CONFIG, Content.PLAN},
+}
+"""The contents that are compared as each kind; the first kind that fits both targets is taken."""
+
+_OPTIONS_OF = {
+    "--level": "graphs",
+    "--stage": "graphs",
+    "--cluster": "plans",
+    "--pin": "plans",
+}
+"""The only kind of comparison in which an option has a meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """The options of the command line.
+
+    Attributes:
+        kind: `configs`, `graphs` or `plans`; None chooses by the content of the targets.
+        level: The level of graphs that are compared: traced (by default), lowered or placed.
+        stage: The stage of configurations whose graphs are compared; None takes the last.
+        cluster: Devices for which configurations are planned, in place of their own.
+        pins: Decisions that plans of configurations keep, `rollout.tp=2`.
+        as_json: Print a JSON list of lines and nothing else.
+    """
+
+    kind: str | None = None
+    level: str | None = None
+    stage: str | None = None
+    cluster: str | None = None
+    pins: Sequence[str] = ()
+    as_json: bool = False
+
+
+def run(before: str, after: str, overrides: Sequence[str], options: DiffOptions) -> None:
+    """Prints what differs between two targets.
+
+    Args:
+        before: A configuration, a plan's file, a graph's JSON file, or a workflow as
+            `flowrl graph` takes it.
+        after: A second target, with which `before` is compared.
+        overrides: Changes to the configurations among the targets.
+
+    Raises:
+        FlowError: A target cannot be read, the two cannot be compared, or an option has no meaning
+            for this comparison.
+    """
+    contents = _content(before), _content(after)
+    kind = _kind(before, after, contents, options)
+    if overrides and Content.CONFIG not in contents:
+        raise ConfigError(
+            f"{overrides[0]} changes a configuration, and neither target is one",
+            where=overrides[0],
+            found=f"{before}, {contents[0]}, and {after}, {contents[1]}",
+            hint=f"name a configuration, or leave {overrides[0]} out",
+        )
+    if options.stage is not None and Content.CONFIG not in contents:
+        raise ConfigError(
+            "a workflow alone has no stages",
+            where=f"--stage {options.stage}",
+            found=f"{before}, {contents[0]}, and {after}, {contents[1]}",
+            expected="a configuration",
+            hint="name a configuration, or leave --stage out",
+        )
+    match kind:
+        case "configs":
+            lines = _config_lines(Path(before), Path(after), overrides)
+        case "graphs":
+            lines = _graph_lines(before, after, overrides, options)
+        case _:
+            lines = _plan_lines(Path(before), Path(after), overrides, options)
+    if options.as_json:
+        print(json.dumps(lines, indent=2))
+    else:
+        print("\n".join(lines) or f"the {kind} are equal")
+
+
+def _content(target: str) -> Content:
+    """Returns what a target is: by its content where it is a file of YAML or JSON.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    path = Path(target)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return Content.WORKFLOW
+    if not path.exists():
+        raise ConfigError(
+            "no such file",
+            where=target,
+            expected="a configuration, a plan's file or a graph's file",
+            hint=nearest_file(path) or "`flowrl plan CONFIG -o FILE.json` writes a plan",
+        )
+    if path.suffix == ".json":
+        return Content.GRAPH if "nodes" in _json_object(path) else Content.PLAN
+    return Content.PLAN if is_plan(path) else Content.CONFIG
+
+
+def _json_object(path: Path) -> Mapping[str, Json]:
+    """Returns the object in a file; an empty one where the file has none."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _kind(before: str, after: str, contents: tuple[Content, Content], options: DiffOptions) -> str:
+    """Returns as what the targets are compared."""
+    possible = [kind for kind, allowed in _COMPARABLE.items() if allowed.issuperset(contents)]
+    found = f"{before} is {contents[0]}, {after} is {contents[1]}"
+    if options.kind is not None and options.kind not in _COMPARABLE:
+        raise ConfigError(
+            f"nothing is compared as {options.kind!r}",
+            where="--as",
+            expected=" | ".join(_COMPARABLE),
+            hint=one_of_them(options.kind, _COMPARABLE),
+        )
+    if not possible:
+        raise ConfigError(
+            "these two cannot be compared",
+            where="command line",
+            found=found,
+            expected="two configurations, two graphs or two plans",
+            hint="name the configuration of one of them in its place",
+        )
+    if options.kind is not None and options.kind not in possible:
+        raise ConfigError(
+            f"these two cannot be compared as {options.kind}",
+            where="--as",
+            found=found,
+            expected=" | ".join(possible),
+            hint="leave --as out",
+        )
+    kind = options.kind or possible[0]
+    given = {
+        "--level": options.level is not None,
+        "--stage": options.stage is not None,
+        "--cluster": options.cluster is not None,
+        "--pin": bool(options.pins),
+    }
+    for option, only in _OPTIONS_OF.items():
+        if given[option] and kind != only:
+            raise ConfigError(
+                f"{option} has a meaning for {only}, and these are compared as {kind}",
+                where=option,
+                found=found,
+                hint=f"add --as {only}, or leave {option} out"
+                if only in possible
+                else f"leave {option} out",
+            )
+    return kind
+
+
+# Configurations
+
+
+def _config_lines(before: Path, after: Path, overrides: Sequence[str]) -> list[str]:
+    from flowrl.config.load import load_config
+
+    old, new = (
+        load_config(path, overrides).config.model_dump(mode="json") for path in (before, after)
+    )
+    return list(_changed("", old, new, (before, after)))
+
+
+def _changed(key: str, old: object, new: object, files: tuple[Path, Path]) -> Iterator[str]:
+    """Yields a line for each key whose value differs, defaults included.
+
+    Args:
+        files: The files of `old` and of `new`.
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in dict.fromkeys((*old, *new)):
+            inner = f"{key}.{name}" if key else name
+            lone = old.get(name) if name not in new else new.get(name)
+            if (name in old) != (name in new) and isinstance(lone, Mapping):
+                yield f"{inner}: only in {files[name in new]}"
+            else:
+                yield from _changed(inner, old.get(name), new.get(name), files)
+    elif old != new:
+        yield f"{key}: {_value(old)} -> {_value(new)}"
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+# Graphs
+
+
+def _graph_lines(
+    before: str, after: str, overrides: Sequence[str], options: DiffOptions
+) -> list[str]:
+    from flowrl.viz import render_diff
+
+    old, new = (_graph(target, overrides, options) for target in (before, after))
+    return render_diff(old, new).rstrip("\n").split("\n")
+
+
+def _graph(target: str, overrides: Sequence[str], options: DiffOptions) -> Graph:
+    from flowrl.cli.graph import GraphOptions, load_graph
+    from flowrl.graph import graph_from_json
+
+    if target.endswith(".json"):
+        return graph_from_json(_json_object(Path(target)))
+    level = options.level or "traced"
+    stage = options.stage if _content(target) is Content.CONFIG else None
+    return load_graph(target, overrides, GraphOptions(level=level, stage=stage)).graph
+
+
+# Plans
+
+
+def _plan_lines(
+    before: Path, after: Path, overrides: Sequence[str], options: DiffOptions
+) -> list[str]:
+    from flowrl.plan.show.diff import diff_plans
+
+    changes = (("--cluster", options.cluster is not None), ("--pin", bool(options.pins)))
+    for option, is_given in changes:
+        if is_given and is_plan(before) and is_plan(after):
+            raise ConfigError(
+                f"{before} and {after} are plans' files, which {option} does not change",
+                where=option,
+                hint=f"give a configuration in a plan's place, or leave {option} out",
+            )
+    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
+    old, new = _plan(before, after, words), _plan(after, before, words)
+    if old.graph != new.graph:
+        print(
+            f"warning: the plans are of different workflows, {old.graph!r} and {new.graph!r}",
+            file=sys.stderr,
+        )
+    return list(diff_plans(old, new))
+
+
+def _plan(path: Path, other: Path, words: Sequence[str]) -> PlacementPlan:
+    """Returns the plan of a file or of a configuration.
+
+    Raises:
+        FlowError: The plan cannot be read or made. Where `other` is a plan's file, the error says
+            that `path` is none, for people who took it for a plan.
+    """
+    if is_plan(path):
+        from flowrl.plan import load_plan
+
+        return load_plan(path)
+    from flowrl import api
+
+    try:
+        with offering_cluster(path, words, "--cluster FILE"):
+            return api.compile(None, path, overrides=words).plan
+    except FlowError as error:
+        if is_plan(other):
+            error.what = (
+                f"{path} is a configuration and no plan, and none can be made of it here: "
+                f"{error.what}"
+            )
+            error.hint = (
+                f"name a plan that --output wrote in the place of {path}; or --cluster FILE "
+                f"for a plan of it" + (f"; or {error.hint}" if error.hint else "")
+            )
+        raise

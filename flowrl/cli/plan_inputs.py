@@ -1,0 +1,186 @@
+"""What commands take besides a configuration: a plan's file, a cluster, pins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from flowrl.errors import ConfigError, FlowError, combine
+
+if TYPE_CHECKING:
+    from flowrl.api import Compiled
+    from flowrl.config.load import LoadedConfig
+    from flowrl.plan import PlacementPlan
+
+__all__ = [
+    "compiled_by",
+    "is_plan",
+    "machine_words",
+    "offering_cluster",
+    "refuse_many_devices",
+    "run_by",
+]
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan that was written: by its name, or by the keys that it has."""
+    if path.name.endswith((".json", ".plan.yaml", ".plan.yml")):
+        return True
+    try:
+        text = path.read_text(encoding="utf-8")
+        # No config says placements, so that of configs nothing is parsed here.
+        raw = yaml.safe_load(text) if "placements" in text else None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return False  # what reads it as a config says what is wrong
+    return isinstance(raw, dict) and {"version", "placements"} <= raw.keys()
+
+
+def machine_words(
+    cluster: str | None, pins: Sequence[str], overrides: Sequence[str] = ()
+) -> list[str]:
+    """`--cluster` and `--pin` as overrides.
+
+    Args:
+        overrides: Other words of the command, which may be pins as keys of the configuration.
+
+    Raises:
+        ConfigError: pins that say nothing, or contradict each other; one error for all of them.
+    """
+    words = [] if cluster is None else [f"cluster={cluster}"]
+    keys = [word.removeprefix("plan.pins.") for word in overrides if word.startswith("plan.pins.")]
+    said = {key.partition("=")[0]: key for key in keys}
+    problems: list[ConfigError] = []
+    for pin in pins:
+        name, equals, value = pin.partition("=")
+        if not equals or "." not in name or not value:
+            wrong = ConfigError(
+                "a pin says a number or devices of a part of the plan",
+                where=f"--pin {pin}",
+                found=pin,
+                expected="for example rollout.tp=2 or actor.devices=0-31",
+                hint="write WHAT.FIELD=VALUE; `flowrl plan CONFIG --explain` shows what there is",
+            )
+            problems.append(wrong)
+            continue
+        before = said.setdefault(name, pin)
+        if before != pin:
+            both = f"{before} and {pin} contradict each other"
+            problems.append(ConfigError(both, where="--pin", hint="take one of them out"))
+        words.append(f"plan.pins.{name}={value}")
+    if problems:
+        raise combine(problems)
+    return words
+
+
+@contextmanager
+def offering_cluster(config: Path, words: Sequence[str], option: str) -> Iterator[None]:
+    """Errors of a configuration that is too large for this machine, or whose data is elsewhere,
+    say how a cluster is named, where none is.
+
+    Args:
+        words: Overrides of the configuration.
+        option: How this command names a cluster.
+    """
+    try:
+        yield
+    except FlowError as error:
+        if option not in (error.hint or "") and (why := _why(error, config, words)) is not None:
+            way = f"{why}: {option} (configs/clusters has some)"
+            error.hint = f"{error.hint}; or {way}" if error.hint else way
+        raise
+
+
+def _why(error: FlowError, config: Path, words: Sequence[str]) -> str | None:
+    """Why a cluster may be what is missing; None where it is not."""
+    from flowrl.config.check_files import data_files_exist
+    from flowrl.config.load import load_config
+    from flowrl.plan.fit import DoesNotFit
+
+    try:
+        loaded = load_config(config, words)
+    except FlowError:
+        return None  # it is no configuration, or what is wrong is in it
+    if loaded.config.cluster != "auto":
+        return None
+    if isinstance(error, DoesNotFit):
+        return "name the cluster that is meant"
+    if error.where in {problem.where for problem in data_files_exist(loaded)}:
+        return "name the cluster that is meant, for which no data is read"
+    return None
+
+
+def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
+    """The configuration by a plan's file; one over many devices is priced by its decisions.
+
+    What the file says otherwise than its decisions have it is told on standard error.
+
+    Raises:
+        ConfigError: the file is no plan, or of no stage of the configuration.
+        PlanError: its decisions contradict each other, or do not fit.
+    """
+    from flowrl import api
+    from flowrl.plan import load_plan
+
+    given = load_plan(path, alone=False)
+    if given.schedule is not None:
+        return _priced(loaded, given, path)
+    return run_by(api.compile(None, loaded), path)
+
+
+def run_by(compiled: Compiled, path: Path) -> Compiled:
+    """What was compiled for this machine, by a plan's file for one device.
+
+    What follows from edits of it is made anew, and told on standard error.
+
+    Raises:
+        ConfigError: the file is no plan, or of no stage of the configuration.
+        PlanError: its parts contradict each other, or the executor cannot run it.
+    """
+    from flowrl import api
+    from flowrl.plan import load_plan
+    from flowrl.plan.priced.changes import local_changes
+
+    given = load_plan(path, alone=False)
+    stages = [stage for stage in compiled.stages if stage.graph.name == given.graph]
+    if not stages or stages[-1].local is None:
+        return compiled.with_plan(path)
+    is_last = stages[-1] is compiled.stages[-1]
+    plan = api.by_file(compiled.config, stages, given, path, timed=is_last)
+    for line in local_changes(given, plan, path):
+        print(f"warning: {line}", file=sys.stderr)
+    return compiled.with_plan(plan)
+
+
+def refuse_many_devices(path: Path) -> None:
+    """Raises PlanError for a plan's file over many devices, which this machine cannot run."""
+    from flowrl.plan import load_plan
+    from flowrl.runtime.local.plan_checks import require_plan_for_one
+
+    require_plan_for_one(load_plan(path, alone=False), str(path))
+
+
+def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
+    from flowrl import api
+    from flowrl.plan.check.file_lines import lines_of
+    from flowrl.plan.priced.changes import changes
+
+    with lines_of(path):
+        compiled = api.compile(None, loaded, plan=given)
+    for stage in compiled.stages:
+        for line in changes(given, stage.plan):
+            print(f"warning: {_told(path, line)}", file=sys.stderr)
+    return compiled
+
+
+def _told(path: Path, line: str) -> str:
+    """A line of what a file says otherwise, with the line of its key where it begins with one."""
+    from flowrl.plan.check.file_lines import at_line, line_of
+
+    key, colon, rest = line.partition(": ")
+    is_key = colon and line_of(path.read_text(encoding="utf-8"), key) is not None
+    return f"{at_line(path, key)}: {rest}" if is_key else f"{path}: {line}"

@@ -1,0 +1,325 @@
+"""`flowrl size`: how many devices a job needs, and what a step takes on more of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flowrl.cli.plan_inputs import is_plan, machine_words, offering_cluster
+from flowrl.errors import ConfigError, FlowError
+
+if TYPE_CHECKING:
+    from flowrl.cluster.hardware import DeviceSpec
+    from flowrl.cluster.pool import DeviceGroup, ResourcePool
+    from flowrl.config.load import LoadedConfig
+    from flowrl.plan.sizing import Job, Size
+
+__all__ = ["SizeOptions", "numbers_of", "run"]
+
+LARGE = 1024
+"""A pool of this many devices takes seconds to plan for, so its planning is announced."""
+
+MOST_OF_A_NODE = 1024
+"""Devices that `--node-size` may ask for; searching takes longer the more there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeOptions:
+    """The options of the command line.
+
+    Attributes:
+        cluster: A cluster whose kinds of devices, nodes and hosts are taken.
+        device: A device of the catalogue, in place of `cluster`.
+        node_size: Devices of a node, with `device`.
+        sweep: Numbers of devices, `devices=8:1024`; None looks for the fewest that fit.
+        pins: Decisions to keep, `rollout.tp=2`.
+        as_json: Print JSON and nothing else.
+    """
+
+    cluster: str | None = None
+    device: str | None = None
+    node_size: int | None = None
+    sweep: str | None = None
+    pins: Sequence[str] = ()
+    as_json: bool = False
+
+
+def run(config: Path, overrides: Sequence[str], options: SizeOptions) -> None:
+    """Prints the fewest devices on which the last stage fits, or a table of several numbers.
+
+    Raises:
+        FlowError: the configuration is wrong, the devices are not known, or the job fits no number
+            of them.
+    """
+    _refuse_plan(config, options)
+    _check_devices(options)
+    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
+    with offering_cluster(config, words, "--cluster FILE"):
+        _print_sizes(config, words, options)
+
+
+def _refuse_plan(config: Path, options: SizeOptions) -> None:
+    if is_plan(config):
+        raise ConfigError(
+            "a plan is made for one number of devices, so sizes are found for its configuration",
+            where=str(config),
+            found="a plan's file",
+            expected="flowrl size CONFIG",
+            hint=f"name the configuration in the place of {config}; "
+            f"`flowrl plan {config}` shows the plan",
+        )
+
+
+def _check_devices(options: SizeOptions) -> None:
+    """Refuses devices that are named twice or not at all, or that no node has."""
+    if options.device is not None and options.cluster is not None:
+        raise ConfigError(
+            "sizes are found for each kind of device of the cluster, or for the named one",
+            where="--device and --cluster",
+            found=f"both --device {options.device} and --cluster {options.cluster}",
+            hint="leave one of them out",
+        )
+    if options.device is None and options.cluster is None:
+        raise ConfigError(
+            "`flowrl size` needs to know which devices are counted",
+            where="command line",
+            expected="--device NAME or --cluster FILE",
+            hint="add --device NAME (configs/hardware) or --cluster FILE (configs/clusters)",
+        )
+    if options.node_size is None:
+        return
+    if options.device is None:
+        raise ConfigError(
+            "--node-size belongs to --device; the nodes of a cluster have their own sizes",
+            where="--node-size",
+            hint="add --device NAME, or leave --node-size out",
+        )
+    if options.node_size > MOST_OF_A_NODE:
+        raise ConfigError(
+            "no node has so many devices",
+            where="--node-size",
+            found=str(options.node_size),
+            expected=f"at most {MOST_OF_A_NODE:,}",
+            hint="give the devices of one node, 8 in most machines",
+        )
+
+
+def _print_sizes(config: Path, words: Sequence[str], options: SizeOptions) -> None:
+    """Prints the answer for each kind of device."""
+    from flowrl import api
+    from flowrl.config.load import load_config
+    from flowrl.plan.groups import cost_of
+    from flowrl.plan.sizing import Job
+
+    loaded = load_config(config, words)
+    graph, request, measured = api.ask_for_plan(loaded)
+    jobs = [
+        Job(
+            graph=graph,
+            request=request,
+            spec=kind.spec,
+            cost=cost_of(request) if measured is None else measured,
+            node_size=kind.node_size,
+            host=kind.host,
+            cores=kind.cores,
+            where="flowrl size" if options.sweep is None else "--sweep",
+        )
+        for kind in _kinds(options)
+    ]
+    found = [_sizes_of(job, options, loaded) for job in jobs]
+    failed = [one for one in found if isinstance(one, FlowError)]
+    if len(failed) == len(found):
+        raise failed[0]
+    if options.as_json:
+        plain = [_plain(one) for one in found]
+        names = [job.spec.name for job in jobs]
+        print(
+            json.dumps(
+                plain[0] if len(jobs) == 1 else dict(zip(names, plain, strict=True)), indent=2
+            )
+        )
+        return
+    print("\n\n".join(_size_text(job, one) for job, one in zip(jobs, found, strict=True)))
+    stages = loaded.config.stages
+    if len(stages) > 1:
+        print(f"of stage {stages[-1]}, the last of {' -> '.join(stages)}")
+
+
+def _sizes_of(
+    job: Job, options: SizeOptions, loaded: LoadedConfig
+) -> Size | tuple[Size | int, ...] | FlowError:
+    from flowrl.plan.sizing import fewest, sizes
+
+    try:
+        if options.sweep is None:
+            return fewest(job)
+        return sizes(job, numbers_of(options.sweep, job.node_size), _announce)
+    except FlowError as error:
+        error.where = loaded.located(error.where)
+        return error
+
+
+def _announce(devices: int) -> None:
+    """Prints that a large pool is planned for, which takes seconds."""
+    if devices >= LARGE:
+        print(f"planning for {devices} devices ...", file=sys.stderr, flush=True)
+
+
+def _plain(found: Size | tuple[Size | int, ...] | FlowError) -> object:
+    if isinstance(found, FlowError):
+        return {"fits": False, "error": str(found)}
+    if not isinstance(found, tuple):
+        return asdict(found)
+    return [
+        {"devices": one, "fits": False} if isinstance(one, int) else asdict(one) for one in found
+    ]
+
+
+def _size_text(job: Job, found: Size | tuple[Size | int, ...] | FlowError) -> str:
+    from flowrl.plan.explain.top import fewest_lines, sweep_lines
+
+    if isinstance(found, FlowError):
+        return f"on {job.spec.name}: {found}"
+    if isinstance(found, tuple):
+        return "\n".join(sweep_lines(found, job))
+    return "\n".join(fewest_lines(found, job))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A kind of device for which sizes are found.
+
+    Attributes:
+        node_size: Devices of a node.
+        host: Bytes of the host's memory for each device; None where the host is not described.
+        cores: Cores of the host; None where the host is not described.
+    """
+
+    spec: DeviceSpec
+    node_size: int
+    host: int | None = None
+    cores: int | None = None
+
+
+def _kinds(options: SizeOptions) -> list[_Kind]:
+    """Returns the named device, or each kind of the cluster in the nodes that hold most of it."""
+    from flowrl.cluster.hardware import device_spec
+    from flowrl.plan.groups import host_share
+    from flowrl.plan.names import RATES
+
+    if options.device is not None:
+        from flowrl.plan.sizing import NODE_SIZE
+
+        spec = device_spec(options.device, where="--device")
+        if spec.type == "cpu":
+            raise _no_accelerator("--device")
+        return [_Kind(spec=spec, node_size=options.node_size or NODE_SIZE)]
+    assert options.cluster is not None  # `_check_devices` has refused a command with neither
+    cluster = options.cluster
+    pool = _pool(cluster)
+    if pool.types == {"cpu"}:
+        raise _no_accelerator(f"--cluster {cluster}")
+    groups = [group for group in pool.groups() if group.spec is not None]
+    if not groups:
+        raise ConfigError(
+            "no device of this cluster is in the catalogue",
+            where=f"--cluster {cluster}",
+            hint=f"name one with --device, or give its rates: {RATES}",
+        )
+    known = {group.device.name for group in groups}
+    for name in sorted({group.device.name for group in pool.groups()} - known):
+        print(
+            f"warning: --cluster {cluster}: {name} is left out, because its times are unknown; "
+            f"give its rates: {RATES}",
+            file=sys.stderr,
+        )
+    largest: dict[str, DeviceGroup] = {}
+    for group in groups:
+        before = largest.get(group.device.name)
+        if before is None or len(group.addresses) > len(before.addresses):
+            largest[group.device.name] = group
+    return [
+        _Kind(
+            spec=replace(group.machine.spec, memory_bytes=group.device.free_bytes),
+            node_size=group.node_size,
+            host=host_share(pool, group),
+            cores=group.host_cores,
+        )
+        for group in largest.values()
+    ]
+
+
+def _pool(cluster: str) -> ResourcePool:
+    from flowrl.config.check_files import names_ray
+
+    if names_ray(cluster):
+        from flowrl.runtime.ray_pool import ray_pool
+
+        return ray_pool(cluster)
+    if cluster == "auto":
+        from flowrl.cluster.discover import discover
+
+        return discover()
+    from flowrl.cluster.load import load_cluster
+
+    return load_cluster(Path(cluster))
+
+
+def _no_accelerator(where: str) -> ConfigError:
+    return ConfigError(
+        "`flowrl size` counts accelerators, and a CPU is none",
+        where=where,
+        hint="name an accelerator of configs/hardware with --device",
+    )
+
+
+def numbers_of(text: str, node_size: int) -> list[int]:
+    """Returns the numbers of devices that `--sweep` names.
+
+    `devices=8:1024` doubles from the first and ends with the last; `devices=8,24,64` is a list.
+
+    Raises:
+        ConfigError: The text is neither.
+        FlowError: A number is more than a node and not whole nodes.
+    """
+    name, equals, value = text.partition("=")
+    try:
+        if name != "devices" or not equals:
+            raise ValueError
+        if ":" not in value:
+            numbers = sorted({int(one) for one in value.split(",")})
+        else:
+            first, last = (int(one) for one in value.split(":"))
+            numbers = []
+            while 0 < first <= last and len(numbers) <= 64:
+                numbers.append(first)
+                first *= 2
+            if numbers and numbers[-1] != last and last % node_size == 0:
+                numbers.append(last)
+        if not numbers or numbers[0] < 1:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            "not a range of numbers of devices",
+            where="--sweep",
+            found=text,
+            expected="devices=8:1024 (doubling), or devices=8,24,64",
+            hint="write the smallest and the largest with a colon, or all of them with commas",
+        ) from None
+    odd = [one for one in numbers if one > node_size and one % node_size]
+    if odd:
+        low = odd[0] // node_size * node_size
+        raise FlowError(
+            f"{odd[0]} devices are no whole nodes of {node_size}",
+            where="--sweep",
+            expected=f"{low} or {low + node_size}",
+            found=text,
+            hint=f"ask for {low} or {low + node_size} in its place"
+            if low
+            else f"ask for {node_size}",
+        )
+    return numbers
