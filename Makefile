@@ -30,7 +30,7 @@ PIP = $(BIN)/python -m pip --quiet
 # Seconds after which a test run that hangs is stopped; the learning tests take about 25 minutes.
 TEST_LIMIT_S ?= 1800
 LEARN_LIMIT_S ?= 5400
-TEST = timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn and not grid"
+TEST = timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q --durations=30 -m "not learn and not grid"
 # Processes that share the tests; a file's tests stay in one of them.
 TEST_WORKERS ?= 2
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.comparisons import fails_in_ci, reference_folder, refuse_updates
 
@@ -20,9 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Drawn cases are the same in every run; `HYPOTHESIS_PROFILE=random` looks for others.
-settings.register_profile("same", derandomize=True, database=None)
-settings.register_profile("random")
+# Generated cases are the same in every run; `HYPOTHESIS_PROFILE=random` looks for others. Neither
+# fails because a loaded machine is slow.
+ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", ANY_SPEED, derandomize=True, database=None)
+settings.register_profile("random", ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
