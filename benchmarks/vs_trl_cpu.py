@@ -36,7 +36,7 @@ from typing import IO, Any
 
 from arguments import result_file, result_folder
 from flowrl.backend.protocols import PolicyContext
-from flowrl.config.schema import CharTokenizer, FreshModel, RoleConfig
+from flowrl.config.roles import CharTokenizer, FreshModel, RoleConfig
 from flowrl.data import prepare_model_folder
 from flowrl.ids import RoleName
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.compiler import CompiledStage
     from flowrl.config.load import LoadedConfig
-    from flowrl.config.plan import PlanConfig
+    from flowrl.config.schema import PlanConfig
     from flowrl.cost.source import Cost
     from flowrl.graph import Node
     from flowrl.observe.rows import StepMetrics

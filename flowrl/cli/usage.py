@@ -107,9 +107,9 @@ def _no_option(
 
 def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | None:
     """Returns how to write a key of the configuration that was given as an option."""
-    from flowrl.config.declared import takes_value
     from flowrl.config.problems import homes_of
     from flowrl.config.schema import RunConfig
+    from flowrl.config.section import takes_value
 
     key = option.lstrip("-").replace("-", "_")
     said = value or "VALUE"

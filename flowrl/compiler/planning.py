@@ -12,7 +12,7 @@ from pathlib import Path
 from flowrl.cluster.hardware import abbreviated, find_spec
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, suggestion
-from flowrl.config.plan import PlanConfig
+from flowrl.config.schema import PlanConfig
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import (
     ConstantLengths,

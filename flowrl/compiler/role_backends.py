@@ -12,8 +12,14 @@ from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
 from flowrl.config.check_files import SHAPES
 from flowrl.config.load import LoadedConfig
-from flowrl.config.new_model import fresh_config_json, vocabulary_of
-from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig
+from flowrl.config.roles import (
+    BpeTokenizer,
+    CharTokenizer,
+    FreshModel,
+    RoleConfig,
+    fresh_config_json,
+    vocabulary_of,
+)
 from flowrl.cost.models import FAMILIES, ModelShape
 from flowrl.cost.models.reader import ConfigReader
 from flowrl.errors import ConfigError, PlanError

@@ -1,6 +1,6 @@
 """Sizes that the program and the configuration decide together: what must suffice, fit and divide.
 
-`flowrl.config.check_sizes` has looked at the configuration alone. Here a size may also come from
+`flowrl.config.check` has looked at the configuration alone. Here a size may also come from
 the program (`generate(prompts, n=4)`), and what a program does says what its sizes must be. Every
 message names both numbers, where each comes from (a line of the program, of a file, or an
 override) and the nearest values that would do.
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowrl.config.check_sizes import least_prompt_tokens
+from flowrl.config.check import least_prompt_tokens
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
-from flowrl.config.schema import FreshModel, OverlongTerm
+from flowrl.config.rewards import OverlongTerm
+from flowrl.config.roles import FreshModel
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance

@@ -9,11 +9,11 @@ from flowrl.cluster.cpu import read_cores
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.roles import StageRoles
 from flowrl.compiler.sizes import SizedStage, compares_a_group, generates_before
-from flowrl.config.check_sizes import least_prompt_tokens
+from flowrl.config.check import least_prompt_tokens
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing
 from flowrl.config.rewards import ExactMatch, FormatMatch, Gsm8kMatch, NumericMatch
-from flowrl.config.schema import FreshModel
+from flowrl.config.roles import FreshModel
 from flowrl.cost.demand import phase_of
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import called

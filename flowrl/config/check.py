@@ -1,29 +1,33 @@
-"""Checks that one key alone cannot make: what must divide, what must be named, what must exist.
+"""Checks across keys: sizes that must divide, names and metrics that must exist, limits that clash.
 
-All of them read the configuration and the file system only, so that a mistake ends a run before
-any tensor library is imported. Roles, backends and data fields are checked by those who know them:
-the program, the registry and the data reader.
+All checks read the configuration and the file system only, so that a mistake ends a run before any
+tensor library is imported. Roles, backends and data fields are checked by the program, the registry
+and the data reader; the compiler checks the sizes of the program. A message about sizes names both
+numbers, where each comes from, and the nearest values that fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from flowrl.config import check_files, check_rewards, check_sizes
+from flowrl.config import check_files
+from flowrl.config.data import ArithmeticData, DataConfig
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.problems import Problems
-from flowrl.config.schema import ArithmeticData, CharTokenizer
+from flowrl.config.roles import CharTokenizer, FreshModel
+from flowrl.config.schema import EvalConfig, SamplingConfig
 from flowrl.errors import ConfigError, combine
 
-__all__ = ["check_config"]
+__all__ = ["check_config", "least_prompt_tokens"]
 
 
 def check_config(loaded: LoadedConfig, *, elsewhere: bool = False) -> None:
     """Checks a validated configuration as a whole.
 
     Args:
-        elsewhere: It is for other machines, and so are its data.
+        loaded: The configuration.
+        elsewhere: True if it is for other machines, which also have its data.
 
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
@@ -153,11 +157,171 @@ def _sums_have_no_difficulty(loaded: LoadedConfig) -> Problems:
         )
 
 
+def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
+    """Every mini-batch holds equally many whole groups (or examples, or pairs)."""
+    for name, prefix in loaded.stage_prefixes():
+        train = loaded.config.stage_config(name).train
+        prompts, parts = train.prompts_per_step, train.mini_batches
+        if prompts % parts == 0:
+            continue
+        prompts_key, parts_key = f"{prefix}train.prompts_per_step", f"{prefix}train.mini_batches"
+        multiples = [
+            size for size in (prompts // parts * parts, -(-prompts // parts) * parts) if size
+        ]
+        yield ConfigError(
+            f"{prompts_key}={prompts} is not a multiple of {parts_key}={parts}",
+            where=loaded.where_all(prompts_key, parts_key),
+            found=loaded.defaults_among(prompts_key, parts_key),
+            expected="mini-batches of equally many whole groups",
+            hint=f"nearest: prompts_per_step {_either(multiples)}, "
+            f"or mini_batches {_either(_nearest_divisors(prompts, parts))}",
+        )
+
+
+def _nearest_divisors(number: int, value: int) -> list[int]:
+    """The largest divisor of `number` below `value`, and the smallest above it."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = [d for d in divisors if d < value]
+    above = [d for d in divisors if d > value]
+    return below[-1:] + above[:1]
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(str(number) for number in numbers)
+
+
+def _stops_are_allowed(loaded: LoadedConfig) -> Problems:
+    """A response may end before it must."""
+    for name, prefix in loaded.stage_prefixes():
+        sampling = loaded.config.stage_config(name).train.sampling
+        if sampling.min_tokens <= sampling.max_tokens:
+            continue
+        keys = tuple(f"{prefix}train.sampling.{key}" for key in ("min_tokens", "max_tokens"))
+        yield ConfigError(
+            f"{keys[0]}={sampling.min_tokens} is above {keys[1]}={sampling.max_tokens}, so that no "
+            "response could ever stop",
+            where=loaded.where_all(*keys),
+            found=loaded.defaults_among(*keys),
+            hint=f"nearest: min_tokens {sampling.max_tokens}, or max_tokens {sampling.min_tokens}",
+        )
+
+
+def _samples_fit(loaded: LoadedConfig) -> Problems:
+    """A prompt and its response fit a new model's longest sample."""
+    config = loaded.config
+    prompt_tokens, prompt_key = least_prompt_tokens(loaded)
+    for name, role in config.roles.items():
+        if not isinstance(role.model, FreshModel):
+            continue
+        length, length_key = role.model.max_length, f"roles.{name}.model.max_length"
+        for stage, prefix in loaded.stage_prefixes():
+            key = f"{prefix}train.sampling.max_tokens"
+            tokens = config.stage_config(stage).train.sampling.max_tokens
+            # A default that nobody chose may be meant for no rollout at all (supervised stages);
+            # the compiler looks again, once it has the program.
+            if tokens == SamplingConfig().max_tokens or prompt_tokens + tokens <= length:
+                continue
+            yield ConfigError(
+                f"prompts of {prompt_tokens} tokens ({prompt_key}) and responses of {tokens} "
+                f"({key}) do not fit {length_key}={length}",
+                where=loaded.where(key),
+                hint=f"set {length_key}={prompt_tokens + tokens}, or fewer tokens",
+            )
+
+
+def least_prompt_tokens(loaded: LoadedConfig) -> tuple[int, str]:
+    """Tokens of the longest prompt as far as they are known, at least 1, and what says so."""
+    data = loaded.config.data
+    if data.max_prompt_tokens != DataConfig.model_fields["max_prompt_tokens"].default:
+        return data.max_prompt_tokens, "data.max_prompt_tokens"
+    if isinstance(data.train, ArithmeticData):
+        return 2 * data.train.digits + 2, "two numbers, + and ="
+    return 1, "at least"
+
+
+def _scorers_have_terms(loaded: LoadedConfig) -> Problems:
+    for name, role in loaded.config.roles.items():
+        if role.terms == ():
+            key = f"roles.{name}.terms"
+            yield ConfigError(
+                f"{name} has a list of reward terms with nothing in it",
+                where=loaded.where(key),
+                hint=f"add a term, or leave {key} out to score with rewards.terms",
+            )
+
+
+def _calls_end_before_a_stall(loaded: LoadedConfig) -> Problems:
+    """A reward or an environment that uses its time must not look like a run that hangs."""
+    config, stall_s = loaded.config, loaded.config.runtime.stall_timeout_s
+    limits = [("a reward", "rewards.timeout_s", config.rewards.timeout_s)]
+    limits += [
+        ("an environment", f"roles.{name}.timeout_s", role.timeout_s)
+        for name, role in config.roles.items()
+        if role.environment is not None
+    ]
+    for who, limit_key, limit_s in limits:
+        if limit_s < stall_s:
+            continue
+        key = limit_key if loaded.is_set(limit_key) else "runtime.stall_timeout_s"
+        yield ConfigError(
+            f"{who} may take {limit_s:g} s ({limit_key}), but the run stops when nothing "
+            f"moves for {stall_s:g} s (runtime.stall_timeout_s)",
+            where=loaded.where(key),
+            expected="a longer runtime.stall_timeout_s",
+            hint=f"set runtime.stall_timeout_s={2 * limit_s:g}",
+        )
+
+
+def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
+    """Metrics that evaluations show and that stages stop at."""
+    config = loaded.config
+    terms = config.rewards.terms
+    # Without terms the metric comes from the scorer that plays the role, which is not known here.
+    if not terms:
+        return
+    measured = sorted({term.name for term in terms} | {"score"})
+    asked = []
+    # The default is a name that runs without such a term need not know; a resolved config writes
+    # it out, so that being written says nothing. Where it stops a stage it has to be measured.
+    if config.eval.metric != EvalConfig().metric:
+        asked.append(("eval.metric", config.eval.metric))
+    for name, prefix in loaded.stage_prefixes():
+        stop = config.stage_config(name).stop
+        if stop is not None:
+            asked.append((f"{prefix}stop.metric", stop.metric))
+    for key, metric in asked:
+        if metric not in measured:
+            yield ConfigError(
+                f"{key} is {metric!r}, which no reward term measures",
+                where=loaded.where(key),
+                expected=f"one of {listing(measured)}",
+                hint=suggestion(metric, measured) or f"set {key}={measured[0]}",
+            )
+
+
+def _stops_are_measured(loaded: LoadedConfig) -> Problems:
+    """Stages that stop at a metric need held-out data and something that scores it."""
+    config = loaded.config
+    missing = [
+        key
+        for key, value in (("data.eval", config.data.eval), ("rewards.terms", config.rewards.terms))
+        if not value
+    ]
+    for name, prefix in loaded.stage_prefixes():
+        if missing and config.stage_config(name).stop is not None:
+            yield ConfigError(
+                f"stage {name!r} is to stop at a held-out metric, which nothing measures",
+                where=loaded.where(f"{prefix}stop"),
+                found=f"no {' and no '.join(missing)}",
+                hint=f"set {missing[0]}, or {prefix}stop=null",
+            )
+
+
 _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _stages_are_named,
     check_files.workflow_files_exist,
-    check_sizes.mini_batches_divide,
-    check_sizes.stops_are_allowed,
+    _mini_batches_divide,
+    _stops_are_allowed,
     # Before data, which a plan for other machines does without.
     check_files.cluster_file_exists,
     check_files.data_files_exist,
@@ -166,10 +330,11 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     check_files.model_folders_exist,
     check_files.environment_files_exist,
     _environments_are_whole,
-    check_rewards.terms_are_whole,
-    check_rewards.calls_end_before_a_stall,
-    check_rewards.metrics_are_measured,
-    check_rewards.stops_are_measured,
-    check_sizes.samples_fit,
+    check_files.reward_files_exist,
+    _scorers_have_terms,
+    _calls_end_before_a_stall,
+    _metrics_are_measured,
+    _stops_are_measured,
+    _samples_fit,
     _alphabet_covers_sums,
 )

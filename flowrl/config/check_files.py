@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from flowrl.config.data import JsonlData
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, nearest, nearest_below, nearest_in, nearest_name
 from flowrl.config.problems import Problems
-from flowrl.config.schema import JsonlData
-from flowrl.config.user_functions import environment_problems
+from flowrl.config.rewards import PythonReward
+from flowrl.config.user_functions import environment_problems, reward_problems
 from flowrl.errors import ConfigError
 
 __all__ = [
@@ -17,9 +18,9 @@ __all__ = [
     "cluster_file_exists",
     "data_files_exist",
     "environment_files_exist",
-    "function_exists",
     "model_folders_exist",
     "names_ray",
+    "reward_files_exist",
     "workflow_files_exist",
 ]
 
@@ -128,6 +129,22 @@ def _shape_of(name: str) -> str:
     return f"name {SHAPES / max(found, key=len)}.json, or " if found else ""
 
 
+def reward_files_exist(loaded: LoadedConfig) -> Problems:
+    """Checks the user functions of reward terms."""
+    keys = [("rewards.terms", loaded.config.rewards.terms)]
+    keys += [
+        (f"roles.{name}.terms", role.terms or ()) for name, role in loaded.config.roles.items()
+    ]
+    for key, terms in keys:
+        for index, term in enumerate(terms):
+            if isinstance(term, PythonReward):
+                where, target = loaded.where(f"{key}.{index}.function"), term.function
+                missing = list(
+                    _function(target, "function", where, example="rewards/mine.py:score")
+                )
+                yield from missing or reward_problems(target, where)
+
+
 def environment_files_exist(loaded: LoadedConfig) -> Problems:
     """Of environment roles."""
     for name, role in loaded.config.roles.items():
@@ -138,13 +155,11 @@ def environment_files_exist(loaded: LoadedConfig) -> Problems:
 def _environment(target: str, where: str) -> Problems:
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", target) and ".py:" not in target:
         return  # of a module, which only importing it can tell of
-    problems = list(
-        function_exists(target, "environment", where, example="environments/mine.py:make")
-    )
+    problems = list(_function(target, "environment", where, example="environments/mine.py:make"))
     yield from problems or environment_problems(target, where)
 
 
-def function_exists(target: str, key: str, where: str, *, example: str) -> Problems:
+def _function(target: str, key: str, where: str, *, example: str) -> Problems:
     """Whether `FILE.py:NAME` has that form and the file is there.
 
     Args:

@@ -1,14 +1,17 @@
-"""The nearest name to a misspelt one, and lists of names for messages."""
+"""Hints for unknown names: the nearest known name, the name's synonym here, and lists of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from flowrl.wording import nearest
 
 __all__ = [
+    "YAML_SUFFIXES",
+    "called_here",
     "listing",
+    "meant_word",
     "nearest",
     "nearest_below",
     "nearest_file",
@@ -16,52 +19,72 @@ __all__ = [
     "nearest_name",
     "one_of_them",
     "suggestion",
+    "way_to_word",
 ]
+
+YAML_SUFFIXES = (".yaml", ".yml")
 
 MAX_LISTED = 24
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str | None:
-    """`did you mean 'steps'?`, or None where no choice is alike."""
+    """Returns `did you mean 'steps'?`, or None where no choice is similar."""
     match = nearest(name, choices)
     return f"did you mean {match!r}?" if match is not None else None
 
 
+def one_of_them(name: str, choices: Iterable[str]) -> str:
+    """Returns the hint for a name that is none of the choices, which the message lists."""
+    return suggestion(name, choices) or "take one of them"
+
+
+def listing(choices: Iterable[str]) -> str:
+    """Returns the choices in one line, cut after `MAX_LISTED`; `nothing` where there are none."""
+    names = list(choices)
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
 def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",)) -> str | None:
-    """`did you mean FOLDER/NAME?` of a file that is not there; None where none beside is alike.
+    """Returns `did you mean FOLDER/NAME?` for a missing file, from the names in its folder.
 
     Args:
-        suffixes: Ends of names to look among; by default all.
+        suffixes: Ends of the names that are considered; by default all names.
     """
     if path.exists() or not path.parent.is_dir():
         return None
-    beside = sorted(one.name for one in path.parent.iterdir() if one.name.endswith(suffixes))
-    match = nearest_name(path, beside)
-    return None if match is None else f"did you mean {path.parent / match}?"
+    return _nearest_of(path.parent, path, suffixes)
 
 
 def nearest_in(folder: Path | None, path: Path, suffixes: tuple[str, ...]) -> str | None:
-    """`did you mean FOLDER/NAME?` of a name without a folder, where `folder` has one like it."""
+    """Returns `did you mean FOLDER/NAME?` for a bare name, from the files of another `folder`."""
     if len(path.parts) != 1 or folder is None or not folder.is_dir():
         return None
-    match = nearest_name(path, sorted(o.name for o in folder.iterdir() if o.suffix in suffixes))
+    return _nearest_of(folder, path, suffixes)
+
+
+def _nearest_of(folder: Path, path: Path, suffixes: tuple[str, ...]) -> str | None:
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(suffixes))
+    match = nearest_name(path, names)
     return None if match is None else f"did you mean {folder / match}?"
 
 
 def nearest_below(path: Path) -> str | None:
-    """`did you mean FOLDER/SUB/NAME?` of a file that lies in a folder where it was sought."""
+    """Returns `did you mean FOLDER/SUB/NAME?` for a file that is in a subfolder instead."""
     if not path.parent.is_dir():
         return None
-    folders = sorted(one for one in path.parent.iterdir() if one.is_dir())
-    found = next((one / path.name for one in folders if (one / path.name).is_file()), None)
-    return None if found is None else f"did you mean {found}?"
+    candidates = [folder / path.name for folder in sorted(path.parent.iterdir())]
+    match = next((candidate for candidate in candidates if candidate.is_file()), None)
+    return None if match is None else f"did you mean {match}?"
 
 
 def nearest_name(path: Path, names: Iterable[str]) -> str | None:
-    """The name of a file most like that of `path`, or None where none is alike.
+    """Returns the file name most similar to that of `path`, or None where none is similar.
 
-    Ends make no name alike: `nope.yaml` is not next to `laptop.yaml`. Of names that differ in
-    nothing else, one with the same end is taken.
+    Suffixes do not count: `nope.yaml` is not near `laptop.yaml`. Among names that differ in the
+    suffix alone, the one with the suffix of `path` is taken.
     """
     by_stem: dict[str, str] = {}
     for name in names:
@@ -72,15 +95,125 @@ def nearest_name(path: Path, names: Iterable[str]) -> str | None:
     return None if match is None else by_stem[match]
 
 
-def one_of_them(name: str, choices: Iterable[str]) -> str:
-    """What to do about a name that is none of the choices, which the message lists."""
-    return suggestion(name, choices) or "take one of them"
+_KEY_SYNONYMS: Mapping[str, str] = {
+    "train.optimizer.learning_rate": "lr actorlr stepsize",
+    "train.prompts_per_step (prompts; each has train.group_size samples)": (
+        "batchsize trainbatchsize globalbatchsize rolloutbatchsize numprompts"
+    ),
+    "train.mini_batches (their number in a step, not their size)": (
+        "minibatchsize ppominibatchsize numminibatches"
+    ),
+    "train.micro_batch": (
+        "gradientaccumulationsteps microbatchsize ppomicrobatchsize perdevicetrainbatchsize"
+    ),
+    "train.group_size": ("n numgenerations numsamples nsamplesperprompt samplesperprompt rolloutn"),
+    "train.steps": (
+        "epochs numepochs numtrainepochs totalepochs iterations numiterations maxsteps numsteps "
+        "totalsteps trainingsteps"
+    ),
+    "train.sampling.max_tokens": (
+        "maxnewtokens maxcompletionlength maxresponselength responselength"
+    ),
+    "train.sampling.temperature": "temp",
+    "train.optimizer.beta1": "adambeta1",
+    "train.optimizer.beta2": "adambeta2",
+    "train.optimizer.beta1 and train.optimizer.beta2": "betas",
+    "train.optimizer.eps": "adameps adamepsilon",
+    "train.optimizer.weight_decay": "wd",
+    "train.optimizer.max_grad_norm": "clipgrad gradclip gradclipping gradientclip maxnorm",
+    "train.optimizer.warmup_updates": "warmup warmupsteps lrwarmupsteps",
+    "train.optimizer.schedule": "scheduler lrscheduler lrschedulertype",
+    "train.optimizer.final_fraction (of the learning rate)": "minlr",
+    "train.optimizer.final_fraction": "minlrratio",
+    "train.max_staleness": "staleness maxoffpolicyness",
+    "algorithm.clip_low and algorithm.clip_high": "clip cliprange clipratio epsclip epsilon",
+    "algorithm.clip_low": "clipratiolow epsilonlow",
+    "algorithm.clip_high": "clipratiohigh epsilonhigh",
+    "algorithm.aggregation": "lossaggmode",
+    "algorithm.aggregation (the loss itself is the workflow's)": "losstype",
+    "workflow (an algorithm is a program: workflow=rloo)": "advestimator advantageestimator",
+    "args.kl (an argument of the workflow)": "beta klbeta klcoef klcoeff initklcoef kllosscoef",
+    "args.gamma (an argument of the workflow)": "gamma",
+    "args.lam (an argument of the workflow)": "gaelambda",
+    "roles.actor.model": "modelname modelnameorpath modelpath pretrained",
+    "rewards.terms": "rewardfn rewardfunction",
+    "data.max_prompt_tokens": "maxpromptlength",
+    "data.train": "dataset trainfiles traindata",
+    "data.eval": "valfiles evaldata",
+    "eval.every": "evalfreq evalinterval evalsteps testfreq",
+    "runtime.checkpoint_every": "saveevery savefreq savesteps",
+    "runtime.runs": "outputdir logdir savedir",
+    "seed": "randomseed",
+    "name": "experimentname runname",
+    "cluster": "gpus numgpus ngpuspernode nnodes",
+}
+"""Keys here, and their names in other trainers in lower case, without `_` and `-`."""
+
+_CALLED = {name: key for key, names in _KEY_SYNONYMS.items() for name in names.split()}
 
 
-def listing(choices: Iterable[str]) -> str:
-    """The choices in one line, cut after `MAX_LISTED`; `nothing` where there are none."""
-    names = list(choices)
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
+def called_here(section: Sequence[str], name: str, allowed: Collection[str]) -> str | None:
+    """Returns the hint for another trainer's name of a key; None for a name that is none.
+
+    Args:
+        section: The section that the key was written in: `("train",)`.
+        allowed: The keys of that section.
+    """
+    meant = _CALLED.get(name.lower().replace("_", "").replace("-", ""))
+    if meant is None:
+        return None
+    key, _, more = meant.partition(" ")
+    last = key.rpartition(".")[2]
+    # A role's own optimizer has the keys of `train.optimizer`.
+    here = ".".join([*section, last]) if last in allowed else key
+    return f"it is called {here}{' ' + more if more else ''}"
+
+
+_WORD_SYNONYMS: Mapping[str, str] = {
+    "cuda": "gpu nvidia",
+    "npu": "ascend",
+    "network": "infiniband ib roce rocev2 rdma ethernet eth net nic efa slingshot",
+    "nvlink": "nvswitch nvl",
+    "pcie": "pciexpress pci",
+    "temporal": "colocated colocate",
+    "spatial": "disaggregated separated",
+}
+"""Choices of cluster files and plans, and other words for them: lower case, letters and digits."""
+
+_NEXT_BEST: Sequence[tuple[str, str, str]] = (
+    ("ampere", "ada adalovelace lovelace", "take ampere, whose kernels Ada runs"),
+    ("ampere", "ascend", "take ampere, which Ascend is priced by"),
+    ("hopper", "blackwell", "take hopper, which Blackwell for data centres is priced by"),
+    (
+        "ampere",
+        "volta turing",
+        "take ampere, the earlier of the generations that were calibrated",
+    ),
+    ("auto", "hybrid", "take auto, which gives hybrid plans where they are the best"),
+)
+"""Choices, words that none of the choices means but that this one serves, and the hint."""
+
+
+def meant_word(word: str, choices: Collection[str]) -> str | None:
+    """Returns the choice that a word is a synonym of; None for a word that is none.
+
+    >>> meant_word("InfiniBand", ("nvlink", "network"))
+    'network'
+    """
+    plain = _plain(word)
+    matches = (choice for choice, words in _WORD_SYNONYMS.items() if plain in words.split())
+    return next((choice for choice in matches if choice in choices), None)
+
+
+def way_to_word(word: str, choices: Collection[str]) -> str | None:
+    """Returns the hint for a word that is no choice, where a choice serves its purpose."""
+    plain = _plain(word)
+    hints = (
+        hint for choice, words, hint in _NEXT_BEST if choice in choices and plain in words.split()
+    )
+    return next(hints, None)
+
+
+def _plain(word: str) -> str:
+    """Returns the word in lower case, its letters and digits alone."""
+    return "".join(letter for letter in word.lower() if letter.isalnum())

@@ -1,26 +1,30 @@
-"""What a score is made of: terms that look at the answer, and terms that shape what those gave.
+"""Reward terms: terms that look at the answer, and terms that shape the values of others.
 
-`flowrl.algo.numbers` says what `numeric_match` and `gsm8k` take for a number. Three ways in which a
-term counts:
+`flowrl.algo.numbers` says which texts `numeric_match` and `gsm8k` read as a number. A term counts
+in the score in one of two ways:
 
-- rules (`exact_match`, `numeric_match`, `gsm8k`, `format`, `python`) and penalties (`overlong`,
-  `repetition`) are added up, each times its `weight`;
-- `stop_properly` and `cosine_length` make another number of the term that they name with `of`. They
-  have no weight: the named term counts in the sum with that number in place of its own value, times
-  its own weight. Both values are reported, each under its name, so that `accuracy` stays what it
-  says. A transformation may be `of` another one; `of` names a term that stands before it, and no
-  term is transformed twice.
+- Rules (`exact_match`, `numeric_match`, `gsm8k`, `format`, `python`) and penalties (`overlong`,
+  `repetition`) are added up, each times its `weight`.
+- `stop_properly` and `cosine_length` transform the value of the term that they name with `of`. They
+  have no weight: the transformed value replaces that term's own value in the sum, times that term's
+  weight. Both values are reported, each under its name, so that `accuracy` keeps its meaning. A
+  transformation may be `of` another one; `of` names an earlier term, and no term is transformed
+  twice.
 
-The formulas stand in `flowrl.algo.maps`, with their papers.
+`flowrl.algo.maps` has the formulas, with their papers.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from flowrl.config.section import Float, Int, Section
+from flowrl.config.nearest import listing, suggestion
+from flowrl.config.section import Float, Int, Refusal, Section
+from flowrl.errors import ConfigError
 
 __all__ = [
     "CosineLengthTerm",
@@ -34,6 +38,7 @@ __all__ = [
     "RewardTerm",
     "RewardsConfig",
     "StopProperlyTerm",
+    "Terms",
     "Transformation",
 ]
 
@@ -63,13 +68,27 @@ class Gsm8kMatch(Section):
     weight: Float = 1.0
 
 
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise Refusal(
+            ConfigError(
+                f"pattern is no regular expression: {error}",
+                found=repr(pattern),
+                hint="correct it, or put a backslash before characters that stand for themselves",
+            )
+        ) from None
+    return pattern
+
+
 class FormatMatch(Section):
     """1 where the whole response matches the expression `pattern` (dot matches newlines)."""
 
     kind: Literal["format"]
     name: str = "format"
     weight: Float = 1.0
-    pattern: str
+    pattern: Annotated[str, AfterValidator(_regular_expression)]
 
 
 class PythonReward(Section):
@@ -107,9 +126,10 @@ class RepetitionTerm(Section):
 
     Attributes:
         ngram: Length of an n-gram.
-        max_penalty: Of a response that is nothing but repetition.
-        unit: Of what: `words` (split at white space, case ignored), or `characters` for text that
-            has no spaces between words. A response of fewer than `ngram` of them is not penalised.
+        max_penalty: The penalty of a response that is nothing but repetition.
+        unit: Unit of an n-gram: `words` (split at white space, case ignored), or `characters` for
+            text without spaces between words. A response of fewer than `ngram` units has no
+            penalty.
     """
 
     kind: Literal["repetition"]
@@ -124,7 +144,7 @@ class StopProperlyTerm(Section):
     """The value of term `of`, times `coefficient` where the response was cut off at max_tokens.
 
     Attributes:
-        coefficient: Below 0 it is no factor but the value itself.
+        coefficient: Factor of the value; a number below 0 replaces the value instead.
     """
 
     kind: Literal["stop_properly"]
@@ -134,7 +154,7 @@ class StopProperlyTerm(Section):
 
 
 class CosineLengthTerm(Section):
-    """A number between a short and a long end by length, for right and for wrong responses.
+    """A value that moves with the length from a short to a long end, for right and wrong responses.
 
     Attributes:
         right_from: A response is right where the value of term `of` is at least this.
@@ -153,7 +173,7 @@ class CosineLengthTerm(Section):
 
 
 Transformation: TypeAlias = StopProperlyTerm | CosineLengthTerm
-"""Terms that take the place of another one's value; they have `of` and no weight."""
+"""Terms that replace the value of another one; they have `of` and no weight."""
 
 RewardTerm: TypeAlias = Annotated[
     ExactMatch
@@ -169,18 +189,83 @@ RewardTerm: TypeAlias = Annotated[
 ]
 
 
+def _consistent(terms: tuple[RewardTerm, ...]) -> tuple[RewardTerm, ...]:
+    if problems := list(_term_problems(terms)):
+        raise Refusal(*problems)
+    return terms
+
+
+def _term_problems(terms: Sequence[RewardTerm]) -> Iterator[ConfigError]:
+    before: list[str] = []
+    transformed_by: dict[str, str] = {}
+    for index, term in enumerate(terms):
+        if term.name in before:
+            yield ConfigError(
+                f"two reward terms are called {term.name!r}",
+                where=str(index),
+                hint="give each its own `name`",
+            )
+        if isinstance(term, StopProperlyTerm | CosineLengthTerm):
+            if term.of not in before:
+                known = any(term.of == other.name for other in terms)
+                yield ConfigError(
+                    f"{term.name} is of {term.of!r}, which "
+                    + ("does not stand before it" if known else "is no reward term"),
+                    where=f"{index}.of",
+                    expected=f"one of {listing(before)}" if before else "a term before it",
+                    hint=None if known else suggestion(term.of, before),
+                )
+            elif (first := transformed_by.setdefault(term.of, term.name)) != term.name:
+                yield ConfigError(
+                    f"{first} and {term.name} both take the place of {term.of}",
+                    where=f"{index}.of",
+                    hint=f"let the second transform the first: of: {first}",
+                )
+        before.append(term.name)
+
+
+Terms: TypeAlias = Annotated[tuple[RewardTerm, ...], AfterValidator(_consistent)]
+"""Terms of one score: their names differ, and each `of` names an earlier term."""
+
+_SCORE = "the weighted sum of all terms"
+_OTHER_METRICS = {
+    "length": "mean number of response tokens",
+    "truncated": "share of responses that met max_tokens",
+}
+"""Metrics of an evaluation besides the reward's terms and their weighted sum, `score`."""
+
+
+def _with_metric_names(terms: Terms) -> Terms:
+    """Refuses terms with the name of another metric of evaluations."""
+    is_score = len(terms) == 1 and getattr(terms[0], "weight", None) == 1
+    taken = _OTHER_METRICS if is_score else {**_OTHER_METRICS, "score": _SCORE}
+    problems = [
+        ConfigError(
+            f"a reward term is called {term.name!r}, which names another metric of evaluations",
+            where=f"{index}.name",
+            found=f"{term.name}: {taken[term.name]}",
+            hint="give the term a `name` of its own",
+        )
+        for index, term in enumerate(terms)
+        if term.name in taken
+    ]
+    if problems:
+        raise Refusal(*problems)
+    return terms
+
+
 class RewardsConfig(Section):
     """The score of a sample: the weighted sum of `terms`.
 
     Attributes:
-        terms: Of every reward that has none of its own (`roles.NAME.terms`), and of evaluations.
+        terms: Terms of evaluations, and of every reward role without `roles.NAME.terms`.
         timeout_s: Seconds that one sample's score may take.
         max_failures: Samples whose reward may raise, hang or return no number before the run
             stops; they are dropped, never scored 0.
-        workers: Processes that score.
+        workers: Number of processes that score.
     """
 
-    terms: tuple[RewardTerm, ...] = ()
+    terms: Annotated[Terms, AfterValidator(_with_metric_names)] = ()
     timeout_s: Float = Field(default=2.0, gt=0)
     max_failures: Int = Field(default=0, ge=0)
     workers: Int = Field(default=1, ge=1)

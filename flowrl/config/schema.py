@@ -1,16 +1,18 @@
 """The typed tree of a run. Defaults are here; YAML files hold only what differs.
 
-Read once, validated once, never changed after. Sizes have one meaning each:
+It is read once, validated once and never changed after. Each size has one meaning:
 
 - `train.steps`: steps of the stage; a step consumes one batch of prompts.
-- `train.prompts_per_step`: prompts (for supervised stages: examples) in a step's batch.
-- `train.group_size`: samples for each prompt.
-- `train.mini_batches`: optimizer updates a step; each takes whole groups, so it divides
+- `train.prompts_per_step`: prompts (in supervised stages: examples) of a step's batch.
+- `train.group_size`: samples of each prompt.
+- `train.mini_batches`: optimizer updates of a step; each takes whole groups, so it divides
   `prompts_per_step`.
-- `train.micro_batch`: samples in one forward and backward pass at most; changes memory and speed,
-  never the result.
+- `train.micro_batch`: at most so many samples in one forward and backward pass; it changes memory
+  and speed, never the result.
 - `train.max_staleness`: weight publications that a sample may be behind when it is consumed; 0 is
   strictly on-policy.
+
+Sections of their own modules: `flowrl.config.roles`, `flowrl.config.data`, `flowrl.config.rewards`.
 """
 
 from __future__ import annotations
@@ -18,101 +20,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from flowrl.config.data import (
-    ArithmeticData,
-    CurriculumConfig,
-    DataConfig,
-    DataSource,
-    DifficultyConfig,
-    JsonlData,
-)
-from flowrl.config.plan import PlanConfig
-from flowrl.config.rewards import (
-    CosineLengthTerm,
-    ExactMatch,
-    FormatMatch,
-    Gsm8kMatch,
-    NumericMatch,
-    OverlongTerm,
-    PythonReward,
-    RepetitionTerm,
-    RewardsConfig,
-    RewardTerm,
-    StopProperlyTerm,
-)
-from flowrl.config.section import Args, Float, Int, Section
+from flowrl.config.data import DataConfig
+from flowrl.config.rewards import RewardsConfig, RewardTerm
+from flowrl.config.roles import OptimizerConfig, RoleConfig
+from flowrl.config.section import Args, Float, Int, Refusal, Section
+from flowrl.errors import ConfigError
 from flowrl.specs import Aggregation
 from flowrl.specs.attributes import MIN_TEMPERATURE
 
 __all__ = [
+    "MOST_ALTERNATIVES",
     "AdvantageConfig",
     "AlgorithmConfig",
-    "ArithmeticData",
-    "BpeTokenizer",
-    "CharTokenizer",
-    "CosineLengthTerm",
-    "CurriculumConfig",
-    "DataConfig",
-    "DataSource",
-    "DifficultyConfig",
+    "EnvironmentTimesConfig",
     "EvalConfig",
-    "ExactMatch",
-    "FormatMatch",
-    "FreshModel",
-    "Gsm8kMatch",
-    "JsonlData",
-    "NumericMatch",
-    "OptimizerChanges",
-    "OptimizerConfig",
-    "OverlongTerm",
     "PlanConfig",
-    "PythonReward",
-    "RepetitionTerm",
-    "RewardTerm",
-    "RewardsConfig",
-    "RoleConfig",
     "RunConfig",
     "RuntimeConfig",
     "SamplingConfig",
     "StageConfig",
     "StopConfig",
-    "StopProperlyTerm",
     "TrainConfig",
 ]
-
-
-class OptimizerConfig(Section):
-    """AdamW; see `flowrl.specs.AdamW` for the meaning of each field."""
-
-    learning_rate: Float = Field(default=1e-6, gt=0)
-    beta1: Float = Field(default=0.9, ge=0, lt=1)
-    beta2: Float = Field(default=0.95, ge=0, lt=1)
-    eps: Float = Field(default=1e-8, gt=0)
-    weight_decay: Float = Field(default=0.0, ge=0)
-    warmup_updates: Int = Field(default=0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    final_fraction: Float = Field(default=0.1, ge=0, le=1)
-    max_grad_norm: Float = Field(default=1.0, ge=0)
-
-
-class OptimizerChanges(Section):
-    """What a role's optimizer does otherwise than `train.optimizer` of the stage says."""
-
-    learning_rate: Annotated[Float, Field(gt=0)] | None = None
-    beta1: Annotated[Float, Field(ge=0, lt=1)] | None = None
-    beta2: Annotated[Float, Field(ge=0, lt=1)] | None = None
-    eps: Annotated[Float, Field(gt=0)] | None = None
-    weight_decay: Annotated[Float, Field(ge=0)] | None = None
-    warmup_updates: Annotated[Int, Field(ge=0)] | None = None
-    schedule: Literal["constant", "linear", "cosine"] | None = None
-    final_fraction: Annotated[Float, Field(ge=0, le=1)] | None = None
-    max_grad_norm: Annotated[Float, Field(ge=0)] | None = None
-
-    def applied_to(self, optimizer: OptimizerConfig) -> OptimizerConfig:
-        """The optimizer of the role."""
-        return optimizer.model_copy(update=self.model_dump(exclude_none=True))
 
 
 def _greedy_or_warm(value: float) -> float:
@@ -205,121 +136,6 @@ class StageConfig(Section):
     bind: dict[str, str] = Field(default_factory=dict)
 
 
-class FreshModel(Section):
-    """A new model with random weights, as fields of a Hugging Face `config.json`.
-
-    The vocabulary size and the special token ids come from the tokenizer.
-    """
-
-    architecture: Literal["qwen2", "qwen3", "llama"] = "qwen2"
-    hidden_size: Int = Field(default=64, ge=1, le=1 << 20)
-    num_layers: Int = Field(default=2, ge=1, le=10_000)
-    num_heads: Int = Field(default=4, ge=1, le=1 << 16)
-    num_kv_heads: Annotated[Int, Field(ge=1, le=1 << 16)] | None = None
-    intermediate_size: Int = Field(default=160, ge=1, le=1 << 24)
-    max_length: Int = Field(default=512, ge=2, le=1 << 31)
-    tie_embeddings: bool = True
-    initializer_range: Float = Field(default=0.02, gt=0)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> FreshModel:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-            )
-        if self.hidden_size // self.num_heads % 2:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} over num_heads {self.num_heads} gives heads of "
-                f"{self.hidden_size // self.num_heads} dimensions; rotary positions turn pairs, so "
-                "the number must be even"
-            )
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
-            )
-        return self
-
-
-class CharTokenizer(Section):
-    """One token a character of `alphabet`, then end of text."""
-
-    kind: Literal["char"]
-    alphabet: str = Field(min_length=1)
-
-    @field_validator("alphabet")
-    @classmethod
-    def _differing_ascii_characters(cls, alphabet: str) -> str:
-        twice = sorted({character for character in alphabet if alphabet.count(character) > 1})
-        if twice:
-            raise ValueError(f"{', '.join(map(repr, twice))} is more than once in the alphabet")
-        if foreign := sorted({character for character in alphabet if not character.isascii()}):
-            raise ValueError(
-                f"{', '.join(map(repr, foreign[:8]))} is no ASCII character; use tokenizer kind bpe"
-            )
-        return alphabet
-
-
-class BpeTokenizer(Section):
-    """Byte-level BPE trained once on the training data (prompts and solutions)."""
-
-    kind: Literal["bpe"]
-    vocab_size: Int = Field(default=1024, ge=300)
-
-
-def _model_form(value: object) -> str:
-    return "fresh" if isinstance(value, dict | FreshModel) else "folder"
-
-
-ModelSource: TypeAlias = Annotated[
-    Annotated[str, Tag("folder")] | Annotated[FreshModel, Tag("fresh")],
-    Discriminator(_model_form),
-]
-
-
-class RoleConfig(Section):
-    """What plays a role.
-
-    Attributes:
-        backend: Name of a plug-in (`flowrl backends`).
-        model: A Hugging Face model folder, or a new model; none for scorers and for a role that
-            begins as a copy of another one (`copy_of`). The path of a `config.json` alone can be
-            planned and simulated, not run.
-        copy_of: A role whose weights this role begins the stage with. A reference keeps them; a
-            role that the workflow updates, such as a critic, goes on from them.
-        tokenizer: Of a new model; a folder brings its own.
-        optimizer: What differs from the stage's `train.optimizer`, such as a critic's learning
-            rate.
-        num_slots: Samples decoded at once.
-        num_engines: Engines that draw side by side, each with `num_slots`, and with weights of its
-            own where they are processes; nothing leaves it to the planner.
-            More than one, or one of a stage whose `max_staleness` is above 0, are in processes of
-            their own.
-        dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
-            float32 elsewhere.
-        recompute: `full` keeps the input of each layer in a forward pass and computes the rest
-            again in the backward pass: a fourth more work for much less memory. `auto` leaves it
-            to the planner, which keeps all on a single device.
-        terms: What a reward scores with; none takes `rewards.terms`.
-        environment: `FILE.py:NAME` that makes the environment, of an environment role.
-        options: Keyword arguments of the environment.
-        timeout_s: Seconds that one call of the environment may take.
-    """
-
-    backend: str = "torch"
-    model: ModelSource | None = None
-    copy_of: str | None = None
-    tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
-    optimizer: OptimizerChanges | None = None
-    num_slots: Int = Field(default=256, ge=1, le=1 << 20)
-    num_engines: Annotated[Int, Field(ge=1, le=1024)] | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    recompute: Literal["auto", "none", "full"] = "auto"
-    terms: tuple[RewardTerm, ...] | None = None
-    environment: str | None = None
-    options: Args = Field(default_factory=dict)
-    timeout_s: Float = Field(default=60.0, gt=0)
-
-
 class AdvantageConfig(Section):
     """The advantage of workflows that name none: group-relative (GRPO)."""
 
@@ -387,6 +203,85 @@ class RuntimeConfig(Section):
     num_threads: Int = Field(default=1, ge=0, le=1024)
 
 
+MOST_ALTERNATIVES = 50
+"""The most plans that are shown besides the best one."""
+
+
+class EnvironmentTimesConfig(Section):
+    """What an environment takes, of a plan for many devices.
+
+    Attributes:
+        step_s: Seconds of whoever serves a call, to answer a turn.
+        reset_s: Likewise, to begin an episode; none takes `step_s`.
+        wait_s: Seconds that an answer is late beside, while others are served.
+        device: What it computes on: the `cpu` of hosts, an `accelerator` of the kind that its
+            policy is on, or accelerators of a kind, by their name in the cluster.
+        concurrency: Calls that it serves at once, on each accelerator (none: 1) or on the cores of
+            each node (none: one a core).
+        memory_gib: Of each accelerator that it is on, or of each node's host.
+    """
+
+    step_s: Float = Field(ge=0, le=86_400)
+    reset_s: Annotated[Float, Field(ge=0, le=86_400)] | None = None
+    wait_s: Float = Field(default=0.0, ge=0, le=86_400)
+    device: str = "cpu"
+    concurrency: Annotated[Int, Field(ge=1, le=1 << 20)] | None = None
+    memory_gib: Float = Field(default=0.0, ge=0, le=1_000_000)
+
+
+class PlanConfig(Section):
+    """How a plan for many devices is made; a plan for one device needs none of it.
+
+    Attributes:
+        mean_prompt_tokens: Mean length of prompts.
+        mean_response_tokens: Mean length of responses, after the cut at the longest; of episodes
+            with what is said in them.
+        sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal. At
+            most 5, where one of forty lengths is 18,000 times the median: more is a mistake.
+        mean_turns: Turns of an episode on average.
+        mean_observation_tokens: Tokens that an environment says before each turn, on average.
+        environments: What environments take, by role.
+        lengths: A file of lengths, one JSON value a line (a number, or an object with
+            `num_tokens`, as samples.jsonl of a run has), or a run's folder; takes the place of
+            mean and sigma.
+        engine_times: Where estimates of an engine's steps come from: `analytic`, or
+            `aiconfigurator`, measured kernels of the package of that name.
+        profile: Times that `flowrl profile` measured; they replace estimates point by point.
+        trainer: What trains where the role's backend declares no layouts itself: `megatron` (tp,
+            pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
+        engine: What generates there: `sglang` or `vllm`.
+        objective: What is made small: the `step_time`, or the `device_time` of a sample.
+        kind: Of the plan: `temporal`, `spatial` or `asynchronous`; `auto` takes what is predicted
+            to be fastest, a `hybrid` of the first two among them. On this machine it is how samples
+            are drawn (`flowrl.plan.local`), and `auto` goes by the times that `flowrl profile`
+            measured; where nothing was, the main process draws (or, where samples may be drawn
+            ahead, a process beside it).
+        memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
+        alternatives: Next best plans that are told; the best of each other kind is told anyway.
+        try_batches: Other sizes of a step are planned for where no number of replicas on all
+            devices divides its samples, to tell what they take; `flowrl plan --explain` does so.
+        pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
+    """
+
+    mean_prompt_tokens: Annotated[Float, Field(gt=0)] | None = None
+    mean_response_tokens: Annotated[Float, Field(gt=0)] | None = None
+    sigma: Annotated[Float, Field(ge=0, le=5)] | None = None
+    mean_turns: Annotated[Float, Field(ge=1)] | None = None
+    mean_observation_tokens: Annotated[Float, Field(ge=0)] | None = None
+    environments: dict[str, EnvironmentTimesConfig] = Field(default_factory=dict)
+    lengths: Path | None = None
+    engine_times: Literal["analytic", "aiconfigurator"] = "analytic"
+    profile: Path | None = None
+    trainer: Literal["megatron", "fsdp"] = "megatron"
+    engine: Literal["sglang", "vllm"] = "sglang"
+    objective: Literal["step_time", "device_time"] = "step_time"
+    kind: Literal["auto", "temporal", "spatial", "asynchronous"] = "auto"
+    memory_share: Annotated[Float, Field(gt=0, le=1)] = 0.9
+    alternatives: Int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    try_batches: bool = False
+    pins: dict[str, object] = Field(default_factory=dict)
+
+
 class RunConfig(Section):
     """A whole run.
 
@@ -431,11 +326,13 @@ class RunConfig(Section):
         if twice is not None:
             place, first = stages.index(twice), f"{twice}_1"
             named = ", ".join([*stages[:place], first, *stages[place + 1 :]])
-            raise ValueError(
-                "a stage is named twice",
-                f"for more of it raise its steps; to run it twice, give each a name and its own "
-                f"settings: stages=[{named}], stage.{first}.workflow={twice} and "
-                f"stage.{first}.train",
+            raise Refusal(
+                ConfigError(
+                    "a stage is named twice",
+                    hint="for more of it raise its steps; to run it twice, give each a name and "
+                    f"its own settings: stages=[{named}], stage.{first}.workflow={twice} and "
+                    f"stage.{first}.train",
+                )
             )
         return stages
 

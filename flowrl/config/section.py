@@ -1,12 +1,34 @@
-"""What all sections of a configuration share: strict keys, strict numbers, no change."""
+"""The base of all sections of a configuration, and the types that their fields declare.
+
+A section is a pydantic model; `declared_at` finds the declared type of any dotted key, which
+messages and the merge of files need before the values are validated.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from types import UnionType
+from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-__all__ = ["Args", "Float", "Int", "Section"]
+from flowrl.errors import ConfigError
+
+__all__ = [
+    "ABSENT",
+    "Args",
+    "Float",
+    "Int",
+    "Refusal",
+    "Section",
+    "child_of",
+    "declared_at",
+    "fitting_model",
+    "item_type",
+    "kinds_of",
+    "members_of",
+    "models_in",
+    "takes_value",
+]
 
 
 def _no_truth_value(value: object) -> object:
@@ -22,10 +44,10 @@ Args: TypeAlias = dict[str, str | int | float | bool | None]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values never change.
+    """Base of all sections: an unknown key is an error, and values never change.
 
-    A validator is built when it is first asked for, so that a section that is only read as a part
-    of another one gets none of its own.
+    A validator is built at its first use, so that a section that is only read as a part of another
+    one gets none of its own.
     """
 
     model_config = ConfigDict(
@@ -35,3 +57,107 @@ class Section(BaseModel):
         allow_inf_nan=False,
         defer_build=True,
     )
+
+
+class Refusal(ValueError):
+    """All reasons of a validator to refuse a value, each with its own place and way out.
+
+    Args:
+        problems: At least one; `where` is a dotted key below the validated value, such as `1.of`,
+            or None for the value itself.
+    """
+
+    def __init__(self, *problems: ConfigError) -> None:
+        super().__init__(problems[0].what)
+        self.problems = problems
+
+
+ABSENT = object()
+"""Stands for a missing value, because None is a value."""
+
+
+def child_of(container: object, key: int | str) -> object:
+    """Returns the value of a key or an index; `ABSENT` where there is none."""
+    match container:
+        case dict():
+            return container.get(key, ABSENT)
+        case list() | tuple() if isinstance(key, int) and key < len(container):
+            return container[key]
+        case _:
+            return ABSENT
+
+
+def declared_at(
+    path: tuple[str, ...], values: object, root: type[BaseModel]
+) -> tuple[object, object]:
+    """Returns the declared type at `path`, and the value there."""
+    annotation: object = root
+    value = values
+    for key in path:
+        if isinstance(value, list):
+            annotation = item_type(annotation, tuple, 0)
+            value = child_of(value, int(key))
+            continue
+        model = fitting_model(annotation, value)
+        if model is None:
+            annotation = item_type(annotation, dict, 1)
+        elif key in model.model_fields:
+            annotation = model.model_fields[key].annotation
+        else:
+            annotation = None
+        value = child_of(value, key)
+    return annotation, value
+
+
+def item_type(annotation: object, container: type, argument: int) -> object:
+    """Returns a type argument of the tuple or dict in a declared type; None without such."""
+    for member in members_of(annotation):
+        if get_origin(member) is container:
+            return get_args(member)[argument]
+    return None
+
+
+def fitting_model(annotation: object, value: object) -> type[BaseModel] | None:
+    """Returns the section that `value` is meant as, by its `kind` where there are several."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    for model in models_in(annotation):
+        if kind is None or not kinds_of(model) or kind in kinds_of(model):
+            return model
+    return None
+
+
+def kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """Returns the values that a section's `kind` may have; none for a section without it."""
+    info = model.model_fields.get("kind")
+    if info is None or get_origin(info.annotation) is not Literal:
+        return ()
+    return get_args(info.annotation)
+
+
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    """Returns the sections that a declared type allows."""
+    return [
+        member
+        for member in members_of(annotation)
+        if isinstance(member, type) and issubclass(member, BaseModel)
+    ]
+
+
+def takes_value(path: tuple[str, ...], root: type[BaseModel]) -> bool:
+    """True if a declared key may be a single value: not only a section, or entries by name."""
+    annotation, _ = declared_at(path, {}, root)
+    sections = models_in(annotation)
+    return any(
+        member not in sections and get_origin(member) is not dict
+        for member in members_of(annotation)
+        if member is not type(None)
+    )
+
+
+def members_of(annotation: object) -> list[object]:
+    """Returns the members of a union, or the type itself."""
+    if get_origin(annotation) is Annotated:
+        return members_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for inner in get_args(annotation) for member in members_of(inner)]
+    return [annotation]

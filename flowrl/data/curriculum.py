@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from flowrl.backend.batch import Ints
-from flowrl.config.schema import CurriculumConfig
+from flowrl.config.data import CurriculumConfig
 from flowrl.data.order import permutation, raw_stream
 from flowrl.errors import CheckpointError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from flowrl.backend.batch import Ints
-from flowrl.config.schema import CurriculumConfig
+from flowrl.config.data import CurriculumConfig
 from flowrl.data.curriculum import Curriculum
 from flowrl.data.order import permutation
 from flowrl.data.rows import BadRows, Row, RowNeeds, Rows

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
+from flowrl.config.data import CurriculumConfig
 from flowrl.config.nearest import suggestion
-from flowrl.config.schema import CurriculumConfig
 from flowrl.data.cursor import PromptCursor, PromptItem, PromptSet
 from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError, ConfigError

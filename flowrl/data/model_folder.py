@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flowrl.config.new_model import fresh_config_json, vocabulary_of
-from flowrl.config.schema import RoleConfig
+from flowrl.config.roles import RoleConfig, fresh_config_json, vocabulary_of
 from flowrl.data.rows import Row
 from flowrl.data.vocabulary import build_tokenizer
 from flowrl.errors import ConfigError, DataError

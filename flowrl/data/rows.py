@@ -16,7 +16,7 @@ from typing import Literal, NoReturn, TypeAlias, overload
 
 from flowrl.algo.numbers import answer_number
 from flowrl.backend.batch import Ints
-from flowrl.config.schema import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
+from flowrl.config.data import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
 from flowrl.data.order import permutation
 from flowrl.data.templates import Template, field_number, field_text
 from flowrl.errors import DataError

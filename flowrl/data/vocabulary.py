@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
-from flowrl.config.new_model import vocabulary_of
-from flowrl.config.schema import BpeTokenizer, CharTokenizer
+from flowrl.config.roles import BpeTokenizer, CharTokenizer, vocabulary_of
 from flowrl.data.rows import Row
 
 __all__ = ["EOS", "build_tokenizer"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.planning import assumed_lengths
-from flowrl.config.plan import PlanConfig
+from flowrl.config.schema import PlanConfig
 from flowrl.graph import Op
 from flowrl.plan.local import LocalChoice, over_budget
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
-from flowrl.config.plan import EnvironmentTimesConfig, PlanConfig
+from flowrl.config.schema import EnvironmentTimesConfig, PlanConfig
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths
 from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Estimate

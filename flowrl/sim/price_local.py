@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from flowrl.compiler import CompiledStage
-from flowrl.config.plan import PlanConfig
+from flowrl.config.schema import PlanConfig
 from flowrl.plan.local import LocalChoice, local_choice
 from flowrl.plan.plan_fields import differences
 from flowrl.plan.prediction import Alternative, Prediction, Reason, Rejection

@@ -6,7 +6,7 @@ import pytest
 
 from flowrl import api
 from flowrl.compiler.planning import assumed_lengths
-from flowrl.config.plan import PlanConfig
+from flowrl.config.schema import PlanConfig
 from flowrl.cost.lengths import LognormalLengths, mean_by_share_cut
 from flowrl.errors import ConfigError
 from tests.runtime.tiny_runs import tiny_config

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.config.data import ArithmeticData
 from flowrl.config.load import LoadedConfig, load_config
-from flowrl.config.schema import ArithmeticData, FreshModel, RunConfig
+from flowrl.config.roles import FreshModel
+from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
 
 MINIMAL = """\

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.config.load import LoadedConfig, load_config
-from flowrl.config.schema import FreshModel, RunConfig
+from flowrl.config.roles import FreshModel
+from flowrl.config.schema import RunConfig
 
 PARENT = """\
 stages: [sft, grpo]

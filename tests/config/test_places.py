@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowrl.config.load import load_config
-from flowrl.config.places import places_together
+from flowrl.config.load import load_config, places_together
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 KEYS = ("tp=2", "pp=4", "cp=2")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from flowrl.config import synonyms
+from flowrl.config import nearest
 from flowrl.config.load import load_config
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
@@ -69,7 +69,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 def test_every_name_leads_to_a_key_that_there_is() -> None:
     known = keys_of(RunConfig) | {"roles.actor.model"}
-    for called, meant in synonyms._CALLED.items():
+    for called, meant in nearest._CALLED.items():
         keys = meant.partition(" (")[0].split(" and ")
         for key in keys:
             argument = re.fullmatch(r"args\.\w+", key)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.config.schema import CurriculumConfig
+from flowrl.config.data import CurriculumConfig
 from flowrl.data import PromptCursor
 from flowrl.data.curriculum import Curriculum
 from flowrl.errors import CheckpointError

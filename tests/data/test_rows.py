@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config.schema import ArithmeticData, DataConfig, JsonlData
+from flowrl.config.data import ArithmeticData, DataConfig, JsonlData
 from flowrl.data import RowNeeds, Rows, load_rows
 from flowrl.data.templates import Template
 from flowrl.errors import ConfigError, DataError

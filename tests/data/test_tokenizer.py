@@ -11,8 +11,15 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
-from flowrl.config.new_model import fresh_config_json, vocabulary_of
-from flowrl.config.schema import BpeTokenizer, CharTokenizer, DataConfig, FreshModel, RoleConfig
+from flowrl.config.data import DataConfig
+from flowrl.config.roles import (
+    BpeTokenizer,
+    CharTokenizer,
+    FreshModel,
+    RoleConfig,
+    fresh_config_json,
+    vocabulary_of,
+)
 from flowrl.data import (
     Row,
     RowNeeds,

@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flowrl.config.schema import FreshModel, RoleConfig, RunConfig, StopConfig
+from flowrl.config.roles import FreshModel, RoleConfig
+from flowrl.config.schema import RunConfig, StopConfig
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "config-guide.md"
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import flowrl as fl
 from flowrl.api import RunResult
 from flowrl.config.load import load_config
-from flowrl.config.schema import FormatMatch
+from flowrl.config.rewards import FormatMatch
 from flowrl.errors import ConfigError
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.run_folder import RunFolder

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrl.backend.environment import Action, EpisodeStart, Observation, Outcome
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
-from flowrl.config.schema import CharTokenizer
+from flowrl.config.roles import CharTokenizer
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.rows import Row
 from flowrl.data.vocabulary import build_tokenizer

@@ -20,7 +20,7 @@ from flowrl.backend.environment import (
     Outcome,
 )
 from flowrl.backend.protocols import GenerateBackend, TrainBackend
-from flowrl.config.schema import CharTokenizer, FreshModel, RoleConfig
+from flowrl.config.roles import CharTokenizer, FreshModel, RoleConfig
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.model_folder import prepare_model_folder
 from flowrl.ids import EngineId, RoleName, SampleId

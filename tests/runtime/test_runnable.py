@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import flowrl as fl
-from flowrl.config.schema import RoleConfig
+from flowrl.config.roles import RoleConfig
 from flowrl.program import Workflow
 from flowrl.runtime.local.run_checks import require_runnable
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config

@@ -13,7 +13,7 @@ from flowrl import api
 from flowrl.cluster.hardware import device_spec
 from flowrl.cluster.pool import ResourcePool
 from flowrl.compiler import CompiledStage
-from flowrl.config.plan import PlanConfig
+from flowrl.config.schema import PlanConfig
 from flowrl.plan import groups
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.write.many import write_plan

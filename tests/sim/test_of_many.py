@@ -11,7 +11,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import api
-from flowrl.config.plan import PlanConfig
+from flowrl.config.schema import PlanConfig
 from flowrl.errors import PlanError
 from flowrl.plan import PlacementPlan
 from flowrl.plan.names import device_names

@@ -18,7 +18,7 @@ import transformers as hf
 from tokenizers import decoders, models, pre_tokenizers
 
 from flowrl.backend.protocols import Finished, GenerateRequest
-from flowrl.config.schema import BpeTokenizer, CharTokenizer
+from flowrl.config.roles import BpeTokenizer, CharTokenizer
 from flowrl.data import Tokenizer
 from flowrl.data.rows import Row
 from flowrl.data.vocabulary import build_tokenizer

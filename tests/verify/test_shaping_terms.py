@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
-from flowrl.config.schema import RewardsConfig
+from flowrl.config.rewards import RewardsConfig
 from flowrl.errors import ConfigError
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason

@@ -31,7 +31,9 @@ from typing import TypeAlias
 
 import flowrl
 from flowrl.compiler import CompiledStage
-from flowrl.config.schema import JsonlData, PythonReward, RunConfig
+from flowrl.config.data import JsonlData
+from flowrl.config.rewards import PythonReward
+from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError
 from flowrl.files import sha256_file, write_json_atomic
 from flowrl.runtime.driver.graph_parts import RoleUse
