@@ -7,10 +7,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
-from flowrl.config.rewards import RewardsConfig
+from flowrl.config.rewards import RewardTerm
 from flowrl.errors import ConfigError
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
@@ -24,8 +25,9 @@ LENGTHS = st.integers(0, 40)
 
 def scorer(*terms: dict[str, object], key: str = "rewards.terms") -> ScoreBackend:
     """A scorer of what the config makes of `terms`, with every default written out."""
-    config = RewardsConfig.model_validate({"terms": terms})
-    dumped = tuple(term.model_dump(mode="json") for term in config.terms)
+    # One by one: the config refuses terms that do not fit each other, and so does the scorer.
+    configs = [TypeAdapter(RewardTerm).validate_python(term) for term in terms]
+    dumped = tuple(config.model_dump(mode="json") for config in configs)
     return plugin.open_score(ScoreContext(role=RoleName("verifier"), terms=dumped, key=key))
 
 
