@@ -150,7 +150,7 @@ def _as_overrides(options: PlanOptions, overrides: Sequence[str]) -> list[str]:
                 expected="at least 1",
                 hint="write --top 1 for the best plan alone, --top 5 for the best five",
             )
-        from flowrl.config.plan import MOST_ALTERNATIVES
+        from flowrl.config.schema import MOST_ALTERNATIVES
 
         most = 1 + MOST_ALTERNATIVES
         if options.top > most:

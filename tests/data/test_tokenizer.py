@@ -197,7 +197,8 @@ def test_rows_of_unknown_characters_count_as_bad_rows_where_they_are_read(tmp_pa
 def test_bpe_training_gives_the_same_files_in_every_process():
     program = (
         "import sys, hashlib; sys.path[:0] = eval(sys.argv[1]);"
-        "from flowrl.config.data import *; from flowrl.config.roles import *; from flowrl.data import *;"
+        "from flowrl.config.data import *; from flowrl.config.roles import *;"
+        "from flowrl.data import *;"
         "d = DataConfig(train=sys.argv[2], prompt='{question}');"
         "f = build_tokenizer(BpeTokenizer(kind='bpe', vocab_size=900),"
         " load_rows(d.train, d, split='train'), max_length=99);"
