@@ -42,29 +42,29 @@ __all__ = [
 
 
 Scale: TypeAlias = Literal["group", "batch", "none", "group_others"]
-"""What centred scores are divided by: the standard deviation of their group, of the batch, nothing,
-or that of the *other* members of the group."""
+"""The divisor of centred scores: the standard deviation of their group, of the batch, none, or that
+of the *other* members of the group."""
 
 Centre: TypeAlias = Literal["group", "group_others", "batch", "batch_others", "none"]
-"""What is subtracted from a score: the mean of its group, of the group's other members, of the
-batch, of the batch's other samples, or nothing."""
+"""The number that is subtracted from a score: the mean of its group, of the group's other members,
+of the batch, of the batch's other samples, or nothing."""
 
 Singleton: TypeAlias = Literal["zero", "raw"]
-"""What a group of one gets: advantage 0, or its score as it is (verl keeps the score)."""
+"""The advantage of a group of one: 0, or its score unchanged (verl keeps the score)."""
 
 StdAbout: TypeAlias = Literal["mean", "centre"]
-"""What deviations are measured from: the mean of the scores that the deviation is over, or the
+"""The reference point of deviations: the mean of the scores that the deviation is over, or the
 number that was subtracted from each score (AReaL)."""
 
 ZeroStd: TypeAlias = Literal["keep", "divide"]
-"""Where the standard deviation is 0: centred scores stay as they are, or are divided by eps. The
-two differ only where a score may lie off the centre of equal scores: with `group_others`, and with
-a centre that is not the mean of what the deviation is over."""
+"""The treatment of a standard deviation of 0: centred scores are kept, or divided by eps. The two
+differ only where a score can differ from the centre of equal scores: with `group_others`, and with
+a centre that is not the mean of the scores that the deviation is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec(Spec):
-    """Base of advantages; by itself one number a sample from scores and groups alone."""
+    """The base of advantages. By default, an advantage is one number a sample from its score."""
 
     family: ClassVar[str] = "advantage"
     _needs: ClassVar[tuple[str, ...]] = ()
@@ -73,25 +73,25 @@ class AdvantageSpec(Spec):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Fields of `flowrl.algo.advantages.AdvantageBatch` read beside scores and groups.
+        """The fields of `flowrl.algo.advantages.AdvantageBatch` read besides scores and groups.
 
-        A penalty with a `kl_coefficient` reads `logprobs` and `reference_logprobs` beside these.
+        A penalty with a `kl_coefficient` also reads `logprobs` and `reference_logprobs`.
         """
         return self._needs
 
     @property
     def per_token(self) -> bool:
-        """Whether the result is one number a token, or one a sample."""
+        """True if the result is one number a token, False if it is one a sample."""
         return self._per_token
 
     @property
     def gives_returns(self) -> bool:
-        """Whether a critic's targets come with it."""
+        """True if the result includes a critic's targets."""
         return self._gives_returns
 
     @property
     def needs_scores(self) -> bool:
-        """Whether it reads scores."""
+        """True if the advantage reads scores."""
         return True
 
 
@@ -99,19 +99,18 @@ class AdvantageSpec(Spec):
 class GroupRelative(AdvantageSpec):
     """(score - mean of its group) / (std + eps): GRPO; with `std="none"`, Dr.GRPO.
 
-    With its options it is any normalisation of rewards: by the batch, by the group without the
+    Its options give every other normalisation of rewards: by the batch, by the group without the
     sample itself, about another centre.
 
     Attributes:
-        std: What the centred scores are divided by.
-        ddof: 1 for the sample standard deviation (what the field's libraries use), 0 for the
-            population's.
-        eps: Added to the standard deviation (outside the root).
-        singleton: What a group of one gets.
-        mean: What is subtracted.
-        std_about: What deviations are measured from.
-        zero_std: What happens where the standard deviation is 0.
-        variance_floor: The least variance that is divided by, before the root and eps.
+        std: The divisor of the centred scores.
+        ddof: 1 for the sample standard deviation (as in other libraries), 0 for the population's.
+        eps: A number that is added to the standard deviation (outside the root).
+        singleton: The advantage of a group of one.
+        mean: The number that is subtracted from scores.
+        std_about: The reference point of deviations.
+        zero_std: The treatment of a standard deviation of 0.
+        variance_floor: The lower bound of the variance, before the root and eps.
     """
 
     kind: ClassVar[str] = "group_relative"
@@ -131,9 +130,9 @@ class LeaveOneOut(AdvantageSpec):
     """score - mean of the group's other scores: RLOO.
 
     Attributes:
-        singleton: What a group of one gets.
-        batch_std: Whether the result is standardised once more over the batch, as TRL offers.
-        eps: Added to the batch's standard deviation.
+        singleton: The advantage of a group of one.
+        batch_std: True to standardise the result over the batch as well, an option of TRL.
+        eps: A number that is added to the batch's standard deviation.
     """
 
     kind: ClassVar[str] = "leave_one_out"
@@ -149,9 +148,9 @@ class PassAtK(AdvantageSpec):
 
     Attributes:
         std: `group` divides by the standard deviation of the group's scores; `none` does not.
-        ddof: Of the standard deviation.
-        eps: Added to it.
-        singleton: What a group of one gets.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: A number that is added to the standard deviation.
+        singleton: The advantage of a group of one.
     """
 
     kind: ClassVar[str] = "pass_at_k"
@@ -167,8 +166,8 @@ class GPG(AdvantageSpec):
     """Group-centred scores times (samples / samples whose score is not 0) / `norm`.
 
     Attributes:
-        norm: F_norm of the paper, a constant.
-        singleton: What a group of one gets, before the factor.
+        norm: The constant F_norm of the paper.
+        singleton: The advantage of a group of one, before the factor.
     """
 
     kind: ClassVar[str] = "gpg"
@@ -182,8 +181,8 @@ class MaxRL(AdvantageSpec):
     """(score - mean of its group) / (mean of its group + eps).
 
     Attributes:
-        eps: Added to the mean, so that a group without success gets 0.
-        singleton: What a group of one gets.
+        eps: A number that is added to the mean, so that a group without success gets 0.
+        singleton: The advantage of a group of one.
     """
 
     kind: ClassVar[str] = "max_rl"
@@ -197,7 +196,7 @@ class LengthWeighted(AdvantageSpec):
     """score - length-weighted mean of its group: OPO's optimal reward baseline.
 
     Attributes:
-        singleton: What a group of one gets.
+        singleton: The advantage of a group of one.
     """
 
     kind: ClassVar[str] = "length_weighted"
@@ -210,18 +209,18 @@ class LengthWeighted(AdvantageSpec):
 class NormaliseThenSum(AdvantageSpec):
     """Each reward normalised by its group, the weighted sum, then that by the batch: GDPO.
 
-    A reward with few values cannot be drowned by one with a large spread, as it is when rewards are
-    summed first.
+    A reward with few values does not lose its influence to one with a large spread, as it would if
+    rewards were summed first.
 
     Attributes:
-        reward_weights: Of the rewards, comma-separated; where it is empty, all weigh 1.
-        std: Divisor of each reward's group-centred values.
-        ddof: Of both standard deviations.
-        eps: Added to the group's standard deviation.
-        batch_eps: Added to the batch's standard deviation.
-        mean: What is subtracted from each reward.
-        singleton: What a group of one gets of each reward.
-        zero_std: Where a reward's standard deviation is 0.
+        reward_weights: The weights of the rewards, comma-separated; if empty, each weight is 1.
+        std: The divisor of each reward's group-centred values.
+        ddof: 1 for sample standard deviations, 0 for the population's.
+        eps: A number that is added to the group's standard deviation.
+        batch_eps: A number that is added to the batch's standard deviation.
+        mean: The number that is subtracted from each reward.
+        singleton: The value of each reward in a group of one.
+        zero_std: The treatment of a reward whose standard deviation is 0.
     """
 
     kind: ClassVar[str] = "normalise_then_sum"
@@ -238,12 +237,12 @@ class NormaliseThenSum(AdvantageSpec):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of the rewards; empty where all weigh 1."""
+        """The weights of the rewards; empty if each weight is 1."""
         return tuple(float(weight) for weight in list_of(self.reward_weights))
 
 
 Per: TypeAlias = Literal["sample", "token"]
-"""What an advantage is one number for."""
+"""The unit of an advantage: one number a sample, or one a token."""
 
 FIELDS = (
     "mask",
@@ -255,8 +254,8 @@ FIELDS = (
     "turns",
     "token_rewards",
 )
-"""What an own advantage may declare; `AdvantageBatch` says what each is. Scores and groups are
-there without asking."""
+"""The fields of `AdvantageBatch` that an own advantage may declare. It always gets scores and
+groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,11 +263,11 @@ class OwnAdvantage(AdvantageSpec):
     """An advantage that a function of the user's own computes.
 
     Attributes:
-        function: Reference to it.
-        reads: Fields of the batch that it reads, comma-separated.
-        per: What it gives one number for.
-        returns: Whether it gives a critic's targets too, as an `AdvantageResult`.
-        options: Of the function, all of them.
+        function: The reference to the function.
+        reads: The fields of the batch that it reads, comma-separated.
+        per: The unit of the result.
+        returns: True if the function also computes a critic's targets, in an `AdvantageResult`.
+        options: All options of the function.
     """
 
     kind: ClassVar[str] = "own"
@@ -281,17 +280,17 @@ class OwnAdvantage(AdvantageSpec):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The fields that it declares; one number a token needs the mask."""
+        """The declared fields; one number a token needs the mask."""
         return list_of(self.reads)
 
     @property
     def per_token(self) -> bool:
-        """Whether it is one number a token."""
+        """True if the result is one number a token."""
         return self.per == "token"
 
     @property
     def gives_returns(self) -> bool:
-        """Whether it says so."""
+        """True if the function declares that it computes a critic's targets."""
         return self.returns
 
 
@@ -304,17 +303,17 @@ class UserAdvantage(MarkedFunction[OwnAdvantage]):
     ) -> Callable[[Callable[..., Any]], Self]:
         """Makes an advantage of a function `(batch, *, option=default, ...)`.
 
-        The function is given an `AdvantageBatch` with scores, groups and the fields that it
-        declares, and returns an array: `[N]`, or `[N, T]` with `per="token"`, where what stands off
-        the mask is not read.
+        The function gets an `AdvantageBatch` with scores, groups and the fields that it declares,
+        and returns an array: `[N]`, or `[N, T]` with `per="token"`, where values off the mask are
+        not read.
 
         Args:
-            per: What it gives one number for.
-            needs: Fields of the batch that it reads, of `FIELDS`.
-            returns: Whether it returns an `AdvantageResult` with a critic's targets.
+            per: The unit of the result.
+            needs: The fields of the batch that it reads, of `FIELDS`.
+            returns: True if it returns an `AdvantageResult` with a critic's targets.
 
         Raises:
-            TraceError: a function that no plan can name, or a field that there is not.
+            TraceError: No plan can name the function, or a field does not exist.
         """
         if per not in ("sample", "token"):
             raise TraceError(

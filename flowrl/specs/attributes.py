@@ -19,15 +19,15 @@ __all__ = [
 
 
 MIN_TEMPERATURE = 1e-3
-"""Below it (and above 0, which is greedy) the rounding of logits in float32, about 1e-5, becomes a
-difference in logprobs that counts, and at last logits overflow."""
+"""The lowest temperature above 0 (0 is greedy). Below it, the rounding of logits in float32, about
+1e-5, becomes a considerable difference in logprobs, and logits can overflow."""
 
 LogprobsOf: TypeAlias = Literal["model", "sampler"]
-"""Whose distribution logprobs are of: the model's, or that which tokens are really drawn from."""
+"""The distribution of logprobs: the model's, or the one that tokens are sampled from."""
 
 
 class FinishReason(StrEnum):
-    """How a request ended."""
+    """The reason for which a request ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -38,21 +38,24 @@ class FinishReason(StrEnum):
 class Sampling(Spec):
     """Sampling options of a rollout.
 
+    They are part of a rollout's type, because a trainer must know the distribution of the tokens.
     Rollout logprobs are those of the temperature-scaled logits before top-k, top-p, min-p and
     penalties, unless `logprobs` says otherwise. `temperature=0` is greedy; its logprobs are those
     at temperature 1.
 
     Attributes:
-        temperature: Divides the logits; 0, or at least `MIN_TEMPERATURE`.
-        top_p: Keeps the smallest set of tokens whose probability reaches it; 1 keeps all.
-        top_k: Keeps the k likeliest tokens; 0 keeps all.
-        min_p: Keeps tokens at least this fraction as likely as the likeliest; 0 keeps all.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens already seen
-            in prompt or response (Keskar et al., CTRL, 2019, section 4.1); 1 changes nothing.
-        min_tokens: Stop tokens are forbidden before this many response tokens.
-        max_tokens: Response tokens at most, the stop token included.
+        temperature: The divisor of the logits; 0, or at least `MIN_TEMPERATURE`.
+        top_p: The probability that the smallest set of kept tokens must reach; 1 keeps all.
+        top_k: The number of likeliest tokens that are kept; 0 keeps all.
+        min_p: The least probability of a kept token, as a fraction of the likeliest token's; 0
+            keeps all.
+        repetition_penalty: The factor that divides positive and multiplies negative logits of
+            tokens that already occur in prompt or response (Keskar et al., CTRL, 2019, section
+            4.1); 1 changes nothing.
+        min_tokens: The number of response tokens before which stop tokens are forbidden.
+        max_tokens: The maximum number of response tokens, the stop token included.
         logprobs: `model` gives those before the options above from `top_p` to `min_tokens`;
-            `sampler` those of the distribution that tokens are drawn from, behind all of them, and
+            `sampler` those of the distribution that tokens are sampled from, after all options, and
             a trainer repeats the transformation (`flowrl.backend.batch`).
     """
 
@@ -70,17 +73,17 @@ class Sampling(Spec):
 
     @property
     def cuts(self) -> bool:
-        """Whether top-k, top-p or min-p leave less than the vocabulary to draw from."""
+        """True if top-k, top-p or min-p exclude a part of the vocabulary."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from another distribution than the temperature-scaled one."""
+        """True if tokens are sampled from another distribution than the temperature-scaled one."""
         return self.cuts or self.repetition_penalty != 1.0 or self.min_tokens > 0
 
     @property
     def reports_kept(self) -> bool:
-        """Whether an engine reports the set of tokens that it left at each one drawn."""
+        """True if an engine reports the set of kept tokens with each sampled token."""
         return self.logprobs == "sampler" and self.cuts
 
 
@@ -92,7 +95,7 @@ class AdamW(Spec):
     over `warmup_updates`, then stays, or falls to `final_fraction` of itself at the last update.
 
     Attributes:
-        max_grad_norm: Global L2 norm that gradients are clipped to; 0 does not clip.
+        max_grad_norm: The global L2 norm to which gradients are clipped; 0 does not clip.
     """
 
     family: ClassVar[str] = "optimizer"
@@ -111,13 +114,13 @@ class AdamW(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCost(Spec):
-    """Upper bounds: every sample is as long as it may be, and no filter drops any.
+    """Upper bounds of a node's cost in one step, with samples of maximum length and no filtering.
 
     Attributes:
-        flops: Operations of the model in a step; 0 where no model runs.
-        output_bytes: Of all that the node produces in a step.
-        activation_bytes: At once, with logits.
-        kv_bytes: Of the KV cache.
+        flops: The model's floating-point operations in a step; 0 if the node runs no model.
+        output_bytes: The size of everything that the node produces in a step.
+        activation_bytes: The peak size of activations, logits included.
+        kv_bytes: The size of the KV cache.
     """
 
     family: ClassVar[str] = "cost"

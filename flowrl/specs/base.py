@@ -1,4 +1,4 @@
-"""What every specification shares: a kind, plain fields, and a text and a JSON form.
+"""The base of all specifications: a kind, plain fields, and a text and a JSON form.
 
 A specification is a frozen dataclass of numbers and strings that *names* a formula. It imports no
 torch; `flowrl.algo` holds the tensor functions that it is resolved to when a plan is executed. It
@@ -31,18 +31,18 @@ Scalar: TypeAlias = str | int | float | bool | None
 _KINDS: dict[tuple[str, str], type[Spec]] = {}
 
 USER_OPTIONS: Mapping[str, bool] = MappingProxyType({"user": True})
-"""Metadata of a field that holds pairs of name and value, the options of a function of the user's
-own: they are written and read as if each were a field of the specification."""
+"""Metadata of a field that holds the options of an own function as pairs of name and value. Each
+pair is written and read as if it were a field of the specification."""
 
 
 def option(default: _T) -> _T:
-    """A field that the text form leaves out where it has its default.
+    """Declares a field that the text form omits when it has its default.
 
-    For the refinements of a formula that most programs leave alone; the JSON form holds them all,
-    so that a stored plan keeps its meaning when a default changes.
+    It is for refinements of a formula that most programs do not change. The JSON form always holds
+    them, so that a stored plan keeps its meaning when a default changes.
     """
-    found: _T = field(default=default, metadata={"option": True})
-    return found
+    declared: _T = field(default=default, metadata={"option": True})
+    return declared
 
 
 class Spec:
@@ -64,15 +64,15 @@ class Spec:
             _KINDS[cls.family, cls.kind] = cls
 
     def to_json(self) -> dict[str, Scalar]:
-        """`{"kind": ..., field: value, ...}` with every field, in the order of definition."""
+        """Returns `{"kind": ..., field: value, ...}`: every field, in the order of definition."""
         return {"kind": self.kind, **{name: value for name, value, _ in self.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Scalar]) -> Self:
-        """The specification of these fields.
+        """Returns the specification with these fields.
 
         Raises:
-            TypeError: a field that the kind does not have, or lacks.
+            TypeError: The kind does not have one of the fields, or a field is missing.
         """
         known = fields(cls)  # type: ignore[arg-type]
         user = next((f.name for f in known if "user" in f.metadata), None)
@@ -86,13 +86,13 @@ class Spec:
     def __str__(self) -> str:
         body = ", ".join(
             f"{name}={format_scalar(value)}"
-            for name, value, of in self.items()
-            if not ("option" in of.metadata and value == of.default)
+            for name, value, declared in self.items()
+            if not ("option" in declared.metadata and value == declared.default)
         )
         return f"{self.kind}({body})"
 
     def items(self) -> Iterator[tuple[str, Scalar, Field[Any]]]:
-        """Name, value and field of all that is written, in order."""
+        """Yields the name, value and dataclass field of everything that is written, in order."""
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if "user" in f.metadata:
@@ -102,37 +102,37 @@ class Spec:
 
 
 _BREAKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
-"""Marks that end a line for Python, and that JSON leaves as they are."""
+"""Characters that end a line for Python and that JSON does not escape."""
 
 
 def format_scalar(value: Scalar) -> str:
-    """The JSON spelling of a scalar, on one line; floats keep the shortest form that reads back."""
+    """Returns the JSON spelling of a scalar on one line; floats in the shortest exact form."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).translate(_BREAKS)
-    # Not `repr`: numpy's numbers and enumerations are numbers with a spelling of their own.
+    # Not `repr`: numpy's numbers and enumerations are numbers whose `repr` is not JSON.
     return int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
 
 
 def format_list(values: Iterable[str] | Iterable[float]) -> str:
-    """Names or numbers as one string, which a specification can hold; `list_of` reads it."""
+    """Joins names or numbers to one string, which a specification can hold; `list_of` reads it."""
     return ", ".join(value if isinstance(value, str) else repr(float(value)) for value in values)
 
 
 def list_of(text: str) -> tuple[str, ...]:
-    """The names that `format_list` wrote; numbers are their spellings."""
+    """Returns the names that `format_list` wrote; numbers are returned as strings."""
     return tuple(part for part in map(str.strip, text.split(",")) if part)
 
 
 def spec_from_json(family: str, value: dict[str, Scalar]) -> Spec:
-    """The specification of `family` that `to_json` wrote.
+    """Returns the specification of `family` that `to_json` wrote.
 
     Raises:
-        KeyError: no such kind in the family.
-        TypeError: a field that the kind does not have.
+        KeyError: The family has no such kind.
+        TypeError: The kind does not have one of the fields.
     """
     rest = dict(value)
     kind = rest.pop("kind")

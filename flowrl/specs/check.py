@@ -1,7 +1,8 @@
-"""Whether the fields of a specification hold what their annotations, and the formulas, allow.
+"""Checks that the fields of a specification have values that annotations and formulas allow.
 
-A dataclass takes whatever it is given: a misspelt choice or a negative bound would be found when
-the formula is computed, in the middle of a run. The verifier of graphs asks here instead.
+A dataclass does not check its fields: without these checks, a misspelt choice or a negative bound
+would raise an error when the formula is computed, in the middle of a run. The verifier of graphs
+uses them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from flowrl.specs.loss import PolicyLoss
 __all__ = ["Wrong", "wrong_fields"]
 
 Wrong: TypeAlias = tuple[str, object, str]
-"""A field, its value, and what it may be."""
+"""The name of a field, its value, and a description of the allowed values."""
 
 _Check: TypeAlias = Callable[[object], bool]
 
 
 def wrong_fields(spec: Spec) -> Iterator[Wrong]:
-    """Every field whose value is none that it may have."""
+    """Yields every field whose value is not allowed."""
     wrong = False
     for name, fits, expected in _checks(type(spec)):
         value = getattr(spec, name)
@@ -37,24 +38,24 @@ def wrong_fields(spec: Spec) -> Iterator[Wrong]:
 
 
 _KNOWN: dict[type, tuple[tuple[str, _Check, str], ...]] = {}
-"""For each class of specifications, the checks of its fields."""
+"""The checks of the fields of each class of specifications."""
 
 
 def _checks(kind: type[Any]) -> tuple[tuple[str, _Check, str], ...]:
     if kind in _KNOWN:
         return _KNOWN[kind]
     hints = get_type_hints(kind)
-    found = []
+    checks = []
     for field in fields(kind):
         allowed = _allowed(hints[field.name])
         if "user" not in field.metadata and allowed is not None:
-            found.append((field.name, _fits(allowed), _said(allowed)))
-    _KNOWN[kind] = tuple(found)
+            checks.append((field.name, _fits(allowed), _describe(allowed)))
+    _KNOWN[kind] = tuple(checks)
     return _KNOWN[kind]
 
 
 def _allowed(hint: Any) -> tuple[object, ...] | None:
-    """Types and single values that an annotation allows; None where it is none of scalars."""
+    """Returns the types and values that an annotation allows; None if it is not of scalars."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
@@ -81,17 +82,17 @@ def _fits(allowed: tuple[object, ...]) -> _Check:
     return fits
 
 
-_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_NAMES = {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}
 
 
-def _said(allowed: tuple[object, ...]) -> str:
-    said = [_NAMES[each] if isinstance(each, type) else repr(each) for each in allowed]
-    return " or ".join(said) if len(said) < 3 else "one of " + ", ".join(said)
+def _describe(allowed: tuple[object, ...]) -> str:
+    names = [_NAMES[each] if isinstance(each, type) else repr(each) for each in allowed]
+    return " or ".join(names) if len(names) < 3 else "one of " + ", ".join(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """Numbers from `low` to `high`; without `low` itself where it is `above`."""
+    """A range of numbers from `low` to `high`; `above` excludes `low` itself."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -103,15 +104,14 @@ class _Range:
         return from_low and value <= self.high and (math.isfinite(value) or not self.finite)
 
     def __str__(self) -> str:
-        said = "a finite number" if self.finite else "a number"
+        number = "a finite number" if self.finite else "a number"
         below = math.isfinite(self.high)
         if not math.isfinite(self.low):
-            return f"{said} of at most {self.high:g}" if below else said
+            return f"{number} of at most {self.high:g}" if below else number
         if self.above:
-            return f"{said} above {self.low:g}" + (
-                f" and of at most {self.high:g}" if below else ""
-            )
-        return f"{said} from {self.low:g} " + (f"to {self.high:g}" if below else "up")
+            at_most = f" and of at most {self.high:g}" if below else ""
+            return f"{number} above {self.low:g}{at_most}"
+        return f"{number} from {self.low:g} " + (f"to {self.high:g}" if below else "up")
 
 
 _FROM_ZERO = _Range(low=0.0)
@@ -160,7 +160,7 @@ _BOUNDS: Mapping[str, Mapping[str, _Range]] = {
         **dict.fromkeys(("wrong_short", "wrong_long", "correct_short", "correct_long"), _FINITE),
     },
 }
-"""Of numbers by family and field."""
+"""The ranges of numbers by family and field."""
 _ORDERED = (
     ("weights_low", "weights_high"),
     ("rejection_low", "rejection_high"),
@@ -175,15 +175,15 @@ def _out_of_bounds(spec: Spec) -> Iterator[Wrong]:
     known = {field.name for field in fields(spec) if "user" not in field.metadata}  # type: ignore[arg-type]
     value = {name: getattr(spec, name) for name in known}
 
-    def number(name: str) -> float | None:
-        found = value.get(name)
-        return None if isinstance(found, bool | str) else found
+    def number_of(name: str) -> float | None:
+        number = value.get(name)
+        return None if isinstance(number, bool | str) else number
 
     for name, allowed in _BOUNDS.get(spec.family, {}).items():
-        if (found := number(name)) is not None and not allowed.holds(found):
-            yield name, found, str(allowed)
+        if (number := number_of(name)) is not None and not allowed.holds(number):
+            yield name, number, str(allowed)
     for name, other in _ORDERED:
-        low_bound, high_bound = number(name), number(other)
+        low_bound, high_bound = number_of(name), number_of(other)
         if low_bound is not None and high_bound is not None and low_bound > high_bound:
             yield name, low_bound, f"a number of at most {other}={high_bound:g}"
     if isinstance(spec, Difficulty) and not spec.low < spec.high:

@@ -21,10 +21,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSpec(Spec):
-    """Base of filters.
+    """The base of filters.
 
     Attributes:
-        reason: The reason that a filtered sample carries in the sample log.
+        reason: The reason of a removal in the sample log.
     """
 
     family: ClassVar[str] = "filter"
@@ -36,11 +36,10 @@ class ZeroVariance(FilterSpec):
     """Removes groups whose scores differ by at most `tolerance`: they carry no gradient.
 
     Attributes:
-        tolerance: The most that counts as equal.
-        measure: `spread` compares max - min; `std` a standard deviation, which round-off can make
-            positive for a group of equal scores.
-        ddof: Of the standard deviation.
-        singleton: Whether a group of one stays.
+        tolerance: The largest difference of scores that count as equal.
+        measure: `spread` compares max - min; `std` the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        singleton: The treatment of a group of one.
     """
 
     kind: ClassVar[str] = "zero_variance"
@@ -69,10 +68,10 @@ class Difficulty(FilterSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectSpec(Spec):
-    """Base of selections.
+    """The base of selections.
 
     Attributes:
-        pairs: Whether each group becomes a pair, the preferred sample first.
+        pairs: True if each group becomes a pair, the preferred sample first.
     """
 
     family: ClassVar[str] = "select"
@@ -81,7 +80,7 @@ class SelectSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Top(SelectSpec):
-    """The `k` best samples of each group by score; of equal ones those that stand first."""
+    """Keeps the `k` best samples of each group by score, the first ones among equal scores."""
 
     kind: ClassVar[str] = "top"
 
@@ -90,7 +89,7 @@ class Top(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold(SelectSpec):
-    """The samples that score at least `at_least`; of a group all, some or none."""
+    """Keeps the samples that score at least `at_least`: all, some or none of a group."""
 
     kind: ClassVar[str] = "threshold"
 
@@ -99,11 +98,11 @@ class Threshold(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestAndWorst(SelectSpec):
-    """A pair of each group, its best sample and then its worst: what DPO learns from.
+    """Keeps a pair of each group, its best sample and then its worst, for preference losses.
 
     Attributes:
-        tolerance: Groups whose scores differ by at most this are left out: neither sample of such a
-            pair would be better.
+        tolerance: Groups whose scores differ by at most this are removed, because neither sample
+            of such a pair would be better.
     """
 
     kind: ClassVar[str] = "best_and_worst"
@@ -114,11 +113,11 @@ class BestAndWorst(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK(SelectSpec):
-    """`k` samples of each group, drawn by their ids: the same ones whenever they are asked for.
+    """Keeps `k` samples of each group, chosen by hashes of their ids, so that it can be repeated.
 
     Attributes:
-        k: Of each group; all of a smaller one.
-        seed: Another one draws others.
+        k: The number of samples of each group; a smaller group is kept whole.
+        seed: The seed of the hashes.
     """
 
     kind: ClassVar[str] = "random"

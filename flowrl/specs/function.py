@@ -1,14 +1,14 @@
-"""The user's own functions by name: what graphs, plans and configs hold in their place.
+"""References to the user's own functions, which graphs, plans and configs hold in their place.
 
     def my_loss(logprobs, batch): ...        # in mine.py, below the working folder
 
     reference_of(my_loss, kind="loss")       # "mine.py:my_loss"
     load_function("mine.py:my_loss")         # that function
 
-A reference is `FILE.py:NAME`, the file relative to the working folder where it lies below it, or
-`module:NAME` of a module that an import statement finds. A module that is already loaded is never
-run a second time: a function of the running script or notebook is found in `__main__`. Any other
-file is run under a module name of its own, once for each time it is written.
+A reference is `FILE.py:NAME`, with a path relative to the working folder if the file is below it,
+or `module:NAME` of a module that an import statement finds. A module that is already loaded is
+never run a second time: a function of the running script or notebook is found in `__main__`. Any
+other file is run under a module name of its own, once after each change of the file.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ NO_DEBUGGER = (
     "BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
     "executor=eager stops at breakpoints"
 )
-"""What a debugger that finds nobody raises, in words; the same in rewards, environments, maps."""
+"""The message for a debugger without a terminal; rewards, environments and maps share it."""
 
 _FLOWRL = str(Path(__file__).parent.parent) + os.sep
 _OWN_MODULE = "flowrl_own_"
 
 _MARKED: dict[tuple[str, str], FunctionType] = {}
-"""Functions by module and name. A decorator leaves something else under the name, so the module
-alone does not lead to the function."""
+"""Decorated functions by module and name. The module holds the decorator's result under the name,
+so that the function cannot be found through the module."""
 
 _LOADED: dict[Path, tuple[int, ModuleType]] = {}
-"""Files that were run here: when the file was written, in ns, and its module."""
+"""Files that were run here: the file's modification time in ns, and its module."""
 
 
 def reference_of(function: object, *, kind: str) -> str:
-    """The name under which `load_function` finds a function again.
+    """Returns the reference by which `load_function` finds a function.
 
     Args:
-        function: Of the top level of a module.
-        kind: What it is for, for messages: `loss`.
+        function: A function at the top level of a module.
+        kind: The purpose of the function, for messages: `loss`.
 
     Raises:
-        TraceError: a lambda, a method, a function inside another one, or no function at all.
+        TraceError: It is a lambda, a method, a function inside another one, or not a function.
     """
     if not isinstance(function, FunctionType):
         raise TraceError(
-            f"an own {kind} must be a function, and no method",
+            f"an own {kind} must be a function, not a method",
             where=caller(),
             found=repr(function),
             hint=f"write `def my_{kind}(...)` at the top level of a module",
         )
-    wrong = _why_not(function)
+    wrong = _unsupported_kind(function)
     if wrong is not None:
         raise TraceError(
             f"an own {kind} cannot be {wrong}: a plan names it, and workers import it",
@@ -87,7 +87,7 @@ def reference_of(function: object, *, kind: str) -> str:
     return f"{place}:{function.__name__}"
 
 
-def _why_not(function: FunctionType) -> str | None:
+def _unsupported_kind(function: FunctionType) -> str | None:
     if function.__name__ == "<lambda>":
         return "a lambda"
     if "<locals>" in function.__qualname__:
@@ -100,7 +100,7 @@ def _why_not(function: FunctionType) -> str | None:
 
 
 def _place_of(function: FunctionType, kind: str) -> str:
-    """`FILE.py` or a module's name."""
+    """Returns `FILE.py` or the module's name."""
     module = sys.modules.get(function.__module__)
     if module is None:
         raise TraceError(
@@ -121,20 +121,20 @@ def _place_of(function: FunctionType, kind: str) -> str:
 
 
 def _import_name(module: ModuleType) -> str:
-    """Its name; of a script that was started with `python -m`, the name it was started by."""
+    """Returns the module's name; for a script started with `python -m`, the name given there."""
     spec = getattr(module, "__spec__", None)
     main = module.__name__ in ("__main__", "__mp_main__")
     return str(spec.name) if main and spec is not None else module.__name__
 
 
 def _file_of(module: object) -> Path | None:
-    # Not getattr: a lazy module may import half a library when it is asked for something.
+    # Not getattr: a lazy module may import half a library on any attribute access.
     file = getattr(module, "__dict__", {}).get("__file__")
     return Path(file).resolve() if isinstance(file, str) else None
 
 
 def _is_found_by_name(name: str, file: Path) -> bool:
-    """Whether `import name` would load that file."""
+    """Returns True if `import name` would load that file."""
     parent = name.rpartition(".")[0]
     path = getattr(sys.modules.get(parent), "__path__", None)
     if parent and path is None:
@@ -147,16 +147,18 @@ def _is_found_by_name(name: str, file: Path) -> bool:
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """The function that `reference_of` named, or that a person wrote down as `FILE.py:NAME`.
+    """Returns the function of a reference, made by `reference_of` or written as `FILE.py:NAME`.
 
     Raises:
-        TraceError: no such file, module or function, or the file raises when it is run; the error
-            of the file itself is the cause.
+        TraceError: The file, module or function does not exist, or the file raises an error when it
+            is run; that error is the cause.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
         raise TraceError(
-            "this names no function", found=repr(reference), expected="FILE.py:NAME or module:NAME"
+            "this is not a reference to a function",
+            found=repr(reference),
+            expected="FILE.py:NAME or module:NAME",
         )
     module = _by_file(Path(place)) if place.endswith(".py") else _by_name(place)
     value = vars(module).get(name)
@@ -168,7 +170,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     own = [key for key, each in vars(module).items() if isinstance(each, FunctionType)]
     hint = nearest_hint(name, own)
     if place == "__main__":
-        hint = "a function of a notebook exists in its own process alone; put it in a file"
+        hint = "a function of a notebook exists only in its own process; put it in a file"
     raise TraceError(
         f"{place} has no function '{name}'",
         found="functions " + ", ".join(own) if own else "no functions",
@@ -201,7 +203,7 @@ def _by_file(path: Path) -> ModuleType:
         names = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise TraceError(
             f"no file {path}",
-            hint=nearest_hint(path.name, names) or f"paths are taken from {Path.cwd()}",
+            hint=nearest_hint(path.name, names) or f"paths are relative to {Path.cwd()}",
         ) from None
     known = _LOADED.get(file)
     if known is not None and known[0] == written:
@@ -212,13 +214,13 @@ def _by_file(path: Path) -> ModuleType:
 
 
 def _running(file: Path) -> ModuleType | None:
-    """The module of that file that something else loaded; the running script comes first."""
+    """Returns the module of a file if it is already loaded; the running script comes first."""
     for module in (sys.modules["__main__"], *sys.modules.values()):
         own = getattr(module, "__dict__", {})
         shown = own.get("__file__")
         if not isinstance(shown, str) or not shown.endswith(file.name):
             continue
-        # What was run here is looked up by when its file was written.
+        # Files that were run here are looked up by their modification time.
         here = str(own.get("__name__")).startswith(_OWN_MODULE)
         if not here and _file_of(module) == file:
             return module
@@ -226,7 +228,8 @@ def _running(file: Path) -> ModuleType | None:
 
 
 class _Source(SourceFileLoader):
-    """Reads the source each time: bytecode on disk can be of an edit within the same second."""
+    """A loader that reads the source each time: cached bytecode can be older than the source if
+    both were written within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -243,7 +246,7 @@ def _run(file: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # its siblings can be imported by their names
+        sys.path.append(str(file.parent))  # files of the same folder can be imported by name
     sys.modules[name] = module  # dataclasses look a class's module up by name
     try:
         loader.exec_module(module)
@@ -256,7 +259,7 @@ def _run(file: Path) -> ModuleType:
 
 
 def _raised(what: str, error: BaseException) -> TraceError:
-    """The error of the user's own code, with its line."""
+    """Returns the error of the user's own code, with its line."""
     text = str(error).strip().splitlines()
     return TraceError(
         f"{what} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
@@ -265,7 +268,7 @@ def _raised(what: str, error: BaseException) -> TraceError:
 
 
 def line_of(error: BaseException, default: str | None = None) -> str | None:
-    """`file:line` of the deepest line of an error's traceback that is the user's own."""
+    """Returns `file:line` of the deepest line of an error's traceback in the user's code."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -279,7 +282,7 @@ def _is_installed(filename: str) -> bool:
 
 
 def definition_of(function: Callable[..., Any]) -> str:
-    """`file:line` of a function's `def`, below its decorators."""
+    """Returns `file:line` of a function's `def`, below its decorators."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return repr(function)
@@ -291,7 +294,7 @@ def definition_of(function: Callable[..., Any]) -> str:
 
 
 def caller() -> str:
-    """`file:line` of the nearest line of the call stack that is not of flowrl."""
+    """Returns `file:line` of the nearest line of the call stack outside flowrl."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_FLOWRL) and frame.f_back is not None:
         frame = frame.f_back
@@ -299,6 +302,6 @@ def caller() -> str:
 
 
 def nearest_hint(name: str, names: Collection[str]) -> str | None:
-    """`did you mean ...?` for the name most like the given one, if any is."""
-    found = nearest(name, names)
-    return None if found is None else f"did you mean {found}?"
+    """Returns `did you mean ...?` for the most similar name; None if no name is similar."""
+    match = nearest(name, names)
+    return None if match is None else f"did you mean {match}?"

@@ -1,4 +1,4 @@
-"""Grammars by name: what a response may look like. A backend declares which kinds it can hold."""
+"""Grammars by name: constraints on responses. A backend declares which kinds it supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowrl.specs.names import raise_missing
 
 __all__ = ["Grammar", "JsonSchema", "Regex", "json_schema", "regex"]
 
-if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+if not TYPE_CHECKING:  # a type checker should report unknown names
 
     def __getattr__(name: str) -> object:
         raise_missing(__name__, name, __all__)
@@ -23,14 +23,14 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar(Spec):
-    """Base of grammars. A grammar changes the distribution that tokens are drawn from."""
+    """The base of grammars. A grammar changes the distribution that tokens are sampled from."""
 
     family: ClassVar[str] = "grammar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regex(Grammar):
-    """The whole response matches `pattern`."""
+    """Requires that the whole response matches `pattern`."""
 
     kind: ClassVar[str] = "regex"
     pattern: str
@@ -38,37 +38,37 @@ class Regex(Grammar):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSchema(Grammar):
-    """The response is a JSON value that `schema` (a JSON Schema, as text) allows."""
+    """Requires a response that is a JSON value allowed by `schema` (a JSON Schema, as text)."""
 
     kind: ClassVar[str] = "json_schema"
     schema: str
 
 
 def regex(pattern: str) -> Regex:
-    """Responses that match a regular expression as a whole.
+    """Restricts responses to those that match a regular expression as a whole.
 
     Raises:
-        TraceError: not an expression that Python's `re` reads.
+        TraceError: Python's `re` cannot read the expression.
     """
     try:
         re.compile(pattern)
         if not isinstance(pattern, str):
-            raise TypeError("it is no text")
+            raise TypeError("it is not a string")
     except (re.error, TypeError, RecursionError, OverflowError) as error:
         raise TraceError(
-            f"this is no regular expression: {error}",
+            f"this is not a regular expression: {error}",
             where=caller(),
             found=repr(pattern),
-            expected="a text that Python's `re` reads",
+            expected="a string that Python's `re` can read",
         ) from None
     return Regex(pattern=pattern)
 
 
 def json_schema(schema: Mapping[str, object]) -> JsonSchema:
-    """Responses that are a JSON value which a JSON Schema allows.
+    """Restricts responses to JSON values that a JSON Schema allows.
 
     Raises:
-        TraceError: not a mapping that JSON can hold.
+        TraceError: The schema is not a mapping that JSON can hold.
     """
     if not isinstance(schema, Mapping):
         raise TraceError(

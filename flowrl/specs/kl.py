@@ -1,4 +1,4 @@
-"""KL penalties by name: what `actor.update(..., kl=...)` adds to the loss, or a reward loses."""
+"""KL penalties by name, which `actor.update(..., kl=...)` adds to the loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "kl_abs",
 ]
 
-if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+if not TYPE_CHECKING:  # a type checker should report unknown names
 
     def __getattr__(name: str) -> object:
         raise_missing(__name__, name, __all__)
@@ -39,19 +39,19 @@ Divergence: TypeAlias = Literal["k1", "abs", "k2", "k3", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KL(Spec):
-    """`coefficient` times the estimator, aggregated like the loss it is added to.
+    """A penalty of `coefficient` times the estimator, aggregated like the loss it is added to.
 
     Attributes:
-        estimator: Of the divergence. `full` estimates nothing: it reads the reference's whole
+        estimator: The estimator of the divergence. `full` is exact: it reads the reference's whole
             distribution at each response token.
-        coefficient: Its factor; where there is a target, in the first step.
-        clamp_input: d is clamped to plus and minus this; None: not at all, as in the papers.
-        clamp_output: So is the result. Where a clamp acts, the gradient is 0. `full` has no
-            clamps.
-        target: Mean of the estimate over response tokens that the coefficient is steered towards,
-            from step to step; None keeps the coefficient.
-        horizon: Of the steering: samples over which a relative error e changes it by e.
-        step_clip: Bound of the relative error.
+        coefficient: The factor of the penalty; if there is a target, its value in the first step.
+        clamp_input: The bound to which |d| is clamped; None for no clamp, as in the papers.
+        clamp_output: The bound to which the result is clamped. If a clamp acts, the gradient is 0.
+            `full` has no clamps.
+        target: The mean of the estimate over response tokens that the coefficient is adapted to
+            reach, from step to step; None keeps the coefficient.
+        horizon: The number of samples over which a relative error e changes the coefficient by e.
+        step_clip: The bound of the relative error.
     """
 
     family: ClassVar[str] = "kl"
@@ -67,7 +67,7 @@ class KL(Spec):
 
 
 class KLOptions(TypedDict, total=False):
-    """What every penalty takes beside its coefficient; `KL` explains each."""
+    """The options of every penalty besides its coefficient; `KL` documents them."""
 
     clamp_input: float | None
     clamp_output: float | None
@@ -77,39 +77,39 @@ class KLOptions(TypedDict, total=False):
 
 
 def k1(coefficient: float, **options: Unpack[KLOptions]) -> KL:
-    """The plain log-ratio."""
+    """Returns a penalty of the plain log-ratio."""
     return _kl("k1", coefficient, options)
 
 
 def kl_abs(coefficient: float, **options: Unpack[KLOptions]) -> KL:
-    """The absolute log-ratio."""
+    """Returns a penalty of the absolute log-ratio."""
     return _kl("abs", coefficient, options)
 
 
 def k2(coefficient: float, **options: Unpack[KLOptions]) -> KL:
-    """Half the squared log-ratio."""
+    """Returns a penalty of half the squared log-ratio."""
     return _kl("k2", coefficient, options)
 
 
 def k3(coefficient: float, **options: Unpack[KLOptions]) -> KL:
-    """The low-variance, non-negative estimator of GRPO."""
+    """Returns a penalty of GRPO's low-variance, non-negative estimator."""
     return _kl("k3", coefficient, options)
 
 
 def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
-    """KL(policy || reference) of the whole distributions: exact, and so is its gradient.
+    """Returns a penalty of the exact KL(policy || reference), which has an exact gradient.
 
-    The reference's distributions are held for a whole batch: 4 bytes times response tokens times
-    vocabulary (for 1,000 tokens of a vocabulary of 150,000: 0.6 GB). It is for small vocabularies
-    and small batches.
+    The reference's distributions are kept in memory for a whole batch: 4 bytes times response
+    tokens times vocabulary (0.6 GB for 1,000 tokens of a vocabulary of 150,000). It is for small
+    vocabularies and small batches.
     """
     clamps = sorted(name for name in options if name.startswith("clamp"))
     if clamps:
         raise TraceError(
-            "the full divergence is not clamped: it is finite and of no single token",
+            "the full divergence has no clamp: it is finite, and not the log-ratio of one token",
             where=caller(),
             found=", ".join(clamps),
-            hint="leave the clamp out, or use fl.kl.k3",
+            hint="omit the clamp, or use fl.kl.k3",
         )
     return _kl("full", coefficient, options)
 
@@ -128,12 +128,12 @@ def _kl(estimator: Divergence, coefficient: float, options: KLOptions) -> KL:
         return penalty
     for name in ("coefficient", "target", "horizon"):
         value = getattr(penalty, name)
-        # The coefficient is steered by factors, and no factor moves it away from 0.
+        # The coefficient is adapted by factors, and no factor moves it away from 0.
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise TraceError(
                 f"an adaptive KL penalty needs a {name} above 0",
                 where=caller(),
                 found=f"{name}={value!r}",
-                hint="leave target out for a fixed coefficient" if name == "coefficient" else None,
+                hint="omit target for a fixed coefficient" if name == "coefficient" else None,
             )
     return penalty

@@ -40,10 +40,10 @@ __all__ = [
 
 
 Gives: TypeAlias = tuple[str, str, str]
-"""Name, dtype and unit of a field: `("score", "float32", "samples")`."""
+"""The name, dtype and unit of a field: `("score", "float32", "samples")`."""
 
 UNITS = ("samples", "tokens")
-"""What a map may give one number for."""
+"""The units of a map's fields: one number a sample, or one a token."""
 
 DTYPES = ("float32", "int64", "bool")
 
@@ -52,12 +52,12 @@ _KNOWN: dict[str, Gives] = {
     "advantage": ("advantage", "float32", "samples"),
     "token_reward": ("token_reward", "float32", "tokens"),
 }
-"""Fields that an operation reads, and that may be given by their name alone."""
+"""Fields that operations read, and that a map declares by their name alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSpec(Spec):
-    """Base of maps; by itself one that reads and gives scores."""
+    """The base of maps. By default, a map reads and gives scores."""
 
     family: ClassVar[str] = "map"
     _reads: ClassVar[tuple[str, ...]] = ("score",)
@@ -66,34 +66,34 @@ class MapSpec(Spec):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Keys of the fields that it reads."""
+        """The keys of the fields that the map reads."""
         return self._reads
 
     @property
     def gives(self) -> tuple[Gives, ...]:
-        """`(name, dtype, unit)` of each field that it gives; `("score", "float32", "samples")`."""
+        """The name, dtype and unit of each field that the map gives."""
         return (_KNOWN["score"],)
 
     @property
     def per_sample(self) -> bool:
-        """Whether what it gives of a sample depends on that sample alone.
+        """True if the map's result for a sample depends on that sample alone.
 
-        Such a map may stand before a filter that judges each group as soon as it is scored.
+        Such a map may precede a filter that judges each group as soon as it is scored.
         """
         return self._per_sample
 
     @property
     def reads_truncated(self) -> bool:
-        """Whether it must know which responses were cut off at their greatest length."""
+        """True if the map must know which responses were truncated at `max_tokens`."""
         return self._reads_truncated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedSum(MapSpec):
-    """The sum of several scores, each times its weight.
+    """The weighted sum of several scores.
 
     Attributes:
-        weights: Of the scores in the order of arguments, comma-separated.
+        weights: The weights of the scores in the order of arguments, comma-separated.
     """
 
     kind: ClassVar[str] = "weighted_sum"
@@ -103,7 +103,7 @@ class WeightedSum(MapSpec):
 
     @classmethod
     def of(cls, weights: Iterable[float]) -> Self:
-        """The sum with these weights."""
+        """Returns the sum with these weights."""
         return cls(weights=format_list([float(weight) for weight in weights]))
 
     @property
@@ -113,7 +113,7 @@ class WeightedSum(MapSpec):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """`score`, `score_2`, ..., one a weight."""
+        """The keys `score`, `score_2`, ..., one for each weight."""
         return tuple(_key("score", place) for place in range(len(self.factors)))
 
 
@@ -122,11 +122,11 @@ class OwnMap(MapSpec):
     """A map that a function of the user's own computes.
 
     Attributes:
-        function: Reference to it.
-        keys: Of the fields that it reads, comma-separated.
-        fields: That it gives, comma-separated, each as `name: dtype/unit`.
-        alone: Whether what it gives of a sample depends on that sample alone.
-        options: Of the function, all of them.
+        function: The reference to the function.
+        keys: The keys of the fields that it reads, comma-separated.
+        fields: The fields that it gives, comma-separated, each as `name: dtype/unit`.
+        alone: True if its result for a sample depends on that sample alone.
+        options: All options of the function.
     """
 
     kind: ClassVar[str] = "own"
@@ -139,17 +139,17 @@ class OwnMap(MapSpec):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The keys that it declares."""
+        """The declared keys."""
         return list_of(self.keys)
 
     @property
     def gives(self) -> tuple[Gives, ...]:
-        """The fields that it declares."""
+        """The declared fields."""
         return tuple(_field(text) for text in list_of(self.fields))
 
     @property
     def per_sample(self) -> bool:
-        """Whether it says so."""
+        """True if the function declares `per_sample`."""
         return self.alone
 
 
@@ -167,18 +167,18 @@ class UserMap(MarkedFunction[OwnMap]):
         """Makes a map of a function `(batch, *, option=default, ...)`; see `flowrl.algo.maps`.
 
         Args:
-            reads: Keys of fields: `score`, `score_2`, `tokens`, `response_mask`, ...
-            gives: Fields: `score`, or `name/unit` and `name: dtype/unit` with the units `samples`
-                and `tokens`; float32 where no dtype is named.
-            per_sample: Whether what it gives of a sample depends on that sample alone.
+            reads: The keys of fields: `score`, `score_2`, `tokens`, `response_mask`, ...
+            gives: The fields: `score`, or `name/unit` and `name: dtype/unit` with the units
+                `samples` and `tokens`; the default dtype is float32.
+            per_sample: True if the result for a sample depends on that sample alone.
 
         Raises:
-            TraceError: a function that no plan can name, or a field without a unit.
+            TraceError: No plan can name the function, or a field has no unit.
         """
         keys = (reads,) if isinstance(reads, str) else tuple(dict.fromkeys(reads))
         texts = (gives,) if isinstance(gives, str) else tuple(gives)
         if not keys or not texts:
-            raise TraceError("a map reads and gives something", where=caller())
+            raise TraceError("a map needs at least one field in reads= and gives=", where=caller())
         _check_keys(keys)
         given = [_field(text) for text in texts]
         _check_given(given)
@@ -197,13 +197,13 @@ _FIELD = re.compile(r"(?P<name>[A-Za-z_]\w*)\s*(?::\s*(?P<dtype>\w+)\s*)?/\s*(?P
 
 
 def _field(text: str) -> Gives:
-    """A field from `name`, `name/unit` or `name: dtype/unit`."""
+    """Reads a field from `name`, `name/unit` or `name: dtype/unit`."""
     if text in _KNOWN:
         return _KNOWN[text]
     found = _FIELD.fullmatch(text.strip())
     if found is None:
         raise TraceError(
-            f"{text!r} says no unit",
+            f"{text!r} has no unit",
             where=caller(),
             expected=", ".join(_KNOWN) + f", or name/unit with {' or '.join(UNITS)}",
             hint=f'write "{text}/samples" or "{text}/tokens"' if text.isidentifier() else None,
@@ -212,7 +212,7 @@ def _field(text: str) -> Gives:
     for value, allowed, what in ((dtype, DTYPES, "dtype"), (unit, UNITS, "unit")):
         if value not in allowed:
             raise TraceError(
-                f"a map gives no {what} {value!r}",
+                f"a map cannot give the {what} {value!r}",
                 where=caller(),
                 found=text,
                 expected=", ".join(allowed),
@@ -224,15 +224,16 @@ def _field(text: str) -> Gives:
 def _check_keys(keys: Sequence[str]) -> None:
     for key in keys:
         if not isinstance(key, str) or not key.isidentifier():
-            raise TraceError(f"{key!r} is the key of no field", where=caller())
+            raise TraceError(f"{key!r} is not the key of a field", where=caller())
         name, place = split_key(key)
-        # Edges carry what is read alone, so that only keys without a gap find their argument.
+        # Edges carry only the fields that are read, so keys without a gap identify arguments.
         if place > 0 and _key(name, place - 1) not in keys:
             raise TraceError(
                 f"a map reads {key!r}, but not {_key(name, place - 1)!r}",
                 where=caller(),
                 found=", ".join(keys),
-                hint=f"{name!r} is of the first argument that has it, '{name}_2' of the second",
+                hint=f"{name!r} is the field of the first argument that has it, '{name}_2' of the "
+                "second",
             )
 
 
@@ -242,14 +243,14 @@ def _check_given(given: Sequence[Gives]) -> None:
         if names.count(name) > 1:
             raise TraceError(f"a map gives {name!r} twice", where=caller())
         known = _KNOWN.get(name)
-        # An advantage may be one number a token, too.
+        # An advantage may also be one number a token.
         units = UNITS if name == "advantage" else known[2:] if known else (unit,)
         if known is not None and (dtype != known[1] or unit not in units):
             raise TraceError(
                 f"a map cannot give {name!r} as {dtype}/{unit}: operations read it by this name",
                 where=caller(),
                 expected=" or ".join(f"{name}: {known[1]}/{each}" for each in units),
-                hint="call it something else",
+                hint="choose another name",
             )
 
 
@@ -258,7 +259,7 @@ def _key(name: str, place: int) -> str:
 
 
 def split_key(key: str) -> tuple[str, int]:
-    """The field that a key names, and of which argument that has it, counted from 0.
+    """Returns the field of a key, and the index of its argument among those that have the field.
 
     >>> split_key("score_2"), split_key("response_mask")
     (('score', 1), ('response_mask', 0))
@@ -269,7 +270,7 @@ def split_key(key: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapingSpec(MapSpec):
-    """Base of reward shaping: reads scores and the lengths of responses, gives scores."""
+    """The base of reward shaping, which reads scores and lengths of responses and gives scores."""
 
     _reads: ClassVar[tuple[str, ...]] = ("score", "response_mask")
     _per_sample: ClassVar[bool] = True
@@ -279,13 +280,13 @@ class ShapingSpec(MapSpec):
 class SoftOverlong(ShapingSpec):
     """A penalty that grows over the last `buffer` tokens before `max_tokens`: DAPO.
 
-    With `buffer=0` it is the hard one: `factor` off for every response longer than `max_tokens`.
+    With `buffer=0` the penalty is `factor` for every response longer than `max_tokens`, else 0.
 
     Attributes:
-        max_tokens: The length at which the penalty is `factor`.
-        buffer: Tokens over which it grows.
+        max_tokens: The length in tokens at which the penalty is `factor`.
+        buffer: The number of tokens over which it grows.
         factor: The penalty at `max_tokens`.
-        cap: Whether it stays at `factor` beyond `max_tokens`, as in the paper, or keeps growing.
+        cap: True if it stays at `factor` beyond `max_tokens`, as in the paper; else it grows on.
     """
 
     kind: ClassVar[str] = "soft_overlong"
@@ -298,7 +299,7 @@ class SoftOverlong(ShapingSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProperly(ShapingSpec):
-    """Truncated responses get score x coefficient; below 0, the coefficient itself is the score."""
+    """Multiplies scores of truncated responses by `coefficient`; below 0, it becomes the score."""
 
     kind: ClassVar[str] = "stop_properly"
     _reads_truncated: ClassVar[bool] = True
@@ -311,12 +312,12 @@ class CosineLength(ShapingSpec):
     """A score that falls from right and rises from wrong along half a cosine of the length.
 
     Attributes:
-        max_tokens: Length at which the cosine ends.
-        wrong_short: Score of a wrong response of no tokens.
-        wrong_long: Of a wrong response of `max_tokens` or more.
-        correct_long: Of a correct response of `max_tokens` or more.
-        correct_short: Of a correct response of no tokens.
-        correct_above: As a map, a response is correct where its score is above this.
+        max_tokens: The length in tokens at which the cosine ends.
+        wrong_short: The score of a wrong response of no tokens.
+        wrong_long: The score of a wrong response of `max_tokens` or more.
+        correct_long: The score of a correct response of `max_tokens` or more.
+        correct_short: The score of a correct response of no tokens.
+        correct_above: The score above which a map takes a response for correct.
     """
 
     kind: ClassVar[str] = "cosine_length"
@@ -333,11 +334,11 @@ class CosineLength(ShapingSpec):
 class Repetition(ShapingSpec):
     """`max_penalty` times the share of n-grams that occurred before in the response.
 
-    As a map it reads token ids, added to the score.
+    The map reads token ids and adds the penalty to the score.
 
     Attributes:
-        ngram: Length of an n-gram.
-        max_penalty: At most 0.
+        ngram: The length of an n-gram.
+        max_penalty: The penalty of a response of repetitions alone; at most 0.
     """
 
     kind: ClassVar[str] = "repetition"

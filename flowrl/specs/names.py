@@ -1,7 +1,7 @@
-"""What a program may write behind `fl.`: public spellings, and the field's other names for them.
+"""Public names of `fl.`, and the names that papers and other libraries have for them.
 
-A name that is not there is answered with the one that was probably meant: by what it is called in
-papers and other libraries (`fl.loss.ppo`, `fl.Actor`), else by its spelling (`fl.loss.polcy_clip`).
+The error for an unknown name suggests a public one: by its name in papers and other libraries
+(`fl.loss.ppo`, `fl.Actor`), else by its spelling (`fl.loss.polcy_clip`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MODULES: Mapping[str, str] = {
     "flowrl.program.select": "fl.select",
     "flowrl.program.shaping": "fl.shaping",
 }
-"""What a program calls each module."""
+"""The public name of each module."""
 
-_CALLED: Mapping[str, Mapping[str, str]] = {
+_SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "fl": {
         "actor": "fl.Policy",
         "agent": "fl.Policy",
@@ -154,7 +154,7 @@ _CALLED: Mapping[str, Mapping[str, str]] = {
         "schema": "fl.grammar.json_schema(...)",
     },
 }
-"""By module, names of papers and other libraries without capitals, and what to write."""
+"""Names in papers and other libraries (in lower case), by module, and the code to suggest."""
 
 _CLIPS = {
     **dict.fromkeys(("clip", "clip_range", "cliprange", "clip_ratio", "eps_clip"), "clip_low"),
@@ -181,7 +181,7 @@ _GENERATE = _SAMPLING | {
     **dict.fromkeys(("json", "schema", "json_schema"), "grammar=fl.grammar.json_schema({...})"),
 }
 _RATE = "train.optimizer.learning_rate in the config, or roles.NAME.optimizer for one role"
-_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+_ARGUMENT_SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "Sampling": _SAMPLING | _SHORTEST,
     "generate": _GENERATE | _SHORTEST,
     "interact": _GENERATE | {"env": "environment", "turns": "max_turns"},
@@ -198,7 +198,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "sync": dict.fromkeys(("interval", "steps", "frequency", "period"), "every"),
     "weighted_sum": dict.fromkeys(
         ("weight", "weights", "coefficients"),
-        "each weight beside its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))",
+        "each weight next to its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))",
     ),
     "difficulty": {
         **dict.fromkeys(("min", "lower", "at_least", "above", "minimum"), "low"),
@@ -228,17 +228,17 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     ),
     "dpo": dict.fromkeys(("coefficient", "tau"), "beta"),
 }
-"""By function, the names that papers and other libraries have for arguments, and what to write."""
+"""Names of arguments in papers and other libraries, by function, and the code to suggest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A name that a module of flowrl lacks.
+    """A name that a module of flowrl does not have.
 
     Attributes:
-        what: One sentence.
-        names: Those that it has, as programs write them.
-        hint: What was probably meant; None where nothing is alike.
+        what: The error in one sentence.
+        names: The public names of the module.
+        hint: The suggestion; None if no name is similar.
     """
 
     what: str
@@ -247,31 +247,32 @@ class Missing:
 
 
 def missing_name(module: str, name: str, own: Collection[str]) -> Missing:
-    """What to say of `module.name`.
+    """Describes the error of `module.name`.
 
     Args:
-        own: Public names of the module, those that programs do not write included.
+        own: The module's `__all__`, including names that programs do not write.
     """
     called = _MODULES.get(module, module)
     names = tuple(each for each in own if _is_written(called, each))
-    meant = _CALLED.get(called, {}).get(_form(name, called))
+    meant = _SYNONYMS.get(called, {}).get(_form(name, called))
     hint = f"write {meant}" if meant is not None else None
     if hint is None:
         forms = {_form(each, called): each for each in names}
-        found = nearest(_form(name, called), forms)
-        hint = None if found is None else f"did you mean '{forms[found]}'?"
+        match = nearest(_form(name, called), forms)
+        hint = None if match is None else f"did you mean '{forms[match]}'?"
     return Missing(what=f"{called} has no '{name}'", names=names, hint=hint)
 
 
 def kind_called(name: str, kinds: Collection[str]) -> str | None:
-    """The kind of role or data that a parameter of this name usually is: `fl.Prompts`.
+    """Returns the usual kind of role or data of a parameter with this name: `fl.Prompts`.
 
     Args:
-        kinds: Those that a parameter may be of: `Policy`, `Prompts`, ...
+        name: The name of the parameter.
+        kinds: The kinds that a parameter may have: `Policy`, `Prompts`, ...
     """
     words = name.lower().split("_")
     for part in (name, *reversed(words)):
-        called = _CALLED["fl"].get(part.lower().replace("_", ""), "").split(" ")[0]
+        called = _SYNONYMS["fl"].get(part.lower().replace("_", ""), "").split(" ")[0]
         if called.removeprefix("fl.") in kinds:
             return called
         meant = nearest(part.replace("_", ""), kinds, cutoff=0.85)
@@ -281,7 +282,7 @@ def kind_called(name: str, kinds: Collection[str]) -> str | None:
 
 
 def arguments_of(function: Callable[..., Any]) -> list[str]:
-    """Names of a function's arguments; of `**options`, those that it stands for."""
+    """Returns the names of a function's arguments, including those in an unpacked `**options`."""
     names: list[str] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -294,13 +295,14 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
 
 
 def argument_hint(function: str, unknown: str, names: Sequence[str]) -> str | None:
-    """What to write in the place of an argument that a function does not take, if it is known.
+    """Suggests what to write in place of an unknown argument; None without a suggestion.
 
     Args:
-        function: Its name without family: `generate`.
-        names: Arguments that it takes.
+        function: The name of the function without its module: `generate`.
+        unknown: The name of the unknown argument.
+        names: The arguments of the function.
     """
-    meant = _ARGUMENTS.get(function, {}).get(unknown.lower())
+    meant = _ARGUMENT_SYNONYMS.get(function, {}).get(unknown.lower())
     if meant is not None:
         return f"write {meant}=..." if meant in names else f"write {meant}"
     match = nearest(unknown, names, cutoff=0.7)
@@ -308,10 +310,10 @@ def argument_hint(function: str, unknown: str, names: Sequence[str]) -> str | No
 
 
 def raise_missing(module: str, name: str, own: Collection[str]) -> NoReturn:
-    """Raises what a module's `__getattr__` raises.
+    """Raises the error of a module's `__getattr__`.
 
     Raises:
-        AttributeError: with what was probably meant, where Python's own says nothing.
+        AttributeError: The error, with a suggestion.
     """
     owner = sys.modules.get(module)
     if name.startswith("_"):  # protocols that Python and libraries probe for
@@ -322,7 +324,7 @@ def raise_missing(module: str, name: str, own: Collection[str]) -> NoReturn:
 
 
 def _is_written(called: str, name: str) -> bool:
-    """Whether programs write the name: of families their functions, of `fl` all but errors."""
+    """Returns True for public names of programs: functions, and in `fl` all except errors."""
     if called == "fl":
         return not name.endswith(("Error", "Died")) and not name.startswith("_")
     return name.islower()

@@ -1,6 +1,6 @@
 """Advantages by name, one number a token: rewards-to-go, baselines of a time step, critics, turns.
 
-Formulas, with paper and equation, stand at their functions in `flowrl.algo.advantages`.
+The formulas, with paper and equation, are in the docstrings of `flowrl.algo.advantages.token`.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ __all__ = [
 ]
 
 Masking: TypeAlias = Literal["carry", "zero", "none", "reset"]
-"""What a recursion back through time does at a token that the policy did not produce.
+"""The treatment, in a recursion back through time, of a token that the policy did not produce.
 
 - `carry` (default): it is skipped; the token before it sees the one after it as its successor.
 - `zero`: reward and value count as 0, but time passes: gamma and lambda apply.
-- `none`: the mask is not looked at; garbage at padding spreads.
-- `reset`: what lies behind it is forgotten, so tokens before a hole see nothing after it.
+- `none`: the mask is ignored; arbitrary values at padding spread.
+- `reset`: the recursion starts again, so tokens before a hole see nothing after it.
 
-All agree where masked tokens only trail, with zero rewards and values.
+All four agree if masked tokens only trail, with zero rewards and values.
 """
 
 EpsPlace: TypeAlias = Literal["inside", "outside", "floor"]
 """1 / sqrt(var + eps), 1 / (sqrt(var) + eps), or 1 / sqrt(max(var, eps))."""
 
 KLCredit: TypeAlias = Literal["reward_to_go", "token"]
-"""Whether a token answers for the KL penalties of itself and all later tokens, or for its own."""
+"""The KL penalties in a token's return: those of itself and all later tokens, or its own alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforcePP(AdvantageSpec):
     """Discounted rewards-to-go with a KL penalty in the reward, whitened over the batch's tokens.
 
-    REINFORCE++; with `mean="group"` its baseline form, REINFORCE++-baseline.
+    This is REINFORCE++; with `mean="group"` its baseline form, REINFORCE++-baseline.
 
     Attributes:
-        mean: What is subtracted from a sample's score first.
-        gamma: Discount.
-        kl_coefficient: Of the KL penalty that is taken off each token's reward; 0: none.
-        kl_estimator: Of that penalty.
-        kl_credit: Which penalties a token answers for.
-        masking: Of the recursion.
-        whiten: Whether advantages are standardised over all response tokens of the batch.
+        mean: The number that is subtracted from a sample's score first.
+        gamma: The discount.
+        kl_coefficient: The coefficient of the KL penalty on each token's reward; 0 for none.
+        kl_estimator: The estimator of that penalty.
+        kl_credit: The penalties in a token's return.
+        masking: The treatment of masked tokens in the recursion.
+        whiten: True to standardise advantages over all response tokens of the batch.
         whiten_ddof: 1 or 0.
-        whiten_eps: Against division by 0.
-        whiten_eps_place: Where eps enters.
-        singleton: What a group of one has left of its score, where the mean is a group's.
+        whiten_eps: A number that prevents division by 0.
+        whiten_eps_place: The place of eps in the formula.
+        singleton: The centred score of a group of one, if the mean is a group's.
     """
 
     kind: ClassVar[str] = "reinforce_pp"
@@ -96,10 +96,10 @@ class OptimalTokenBaseline(AdvantageSpec):
     """Reward-to-go minus, at each time step, the group's mean weighted by path variance.
 
     Attributes:
-        eps: Added to the sum of weights.
-        lone_tail: What the one longest sample of a group gets where no other reaches: its own
-            reward-to-go as `baseline` (advantage 0), or `zero` baseline.
-        singleton: What a group of one gets: advantage 0, or its reward-to-go.
+        eps: A number that is added to the sum of weights.
+        lone_tail: The baseline of the longest sample of a group at tokens that no other sample
+            reaches: its own reward-to-go (`baseline`, advantage 0), or `zero`.
+        singleton: The advantage of a group of one: 0, or its reward-to-go.
     """
 
     kind: ClassVar[str] = "optimal_token_baseline"
@@ -116,17 +116,17 @@ class GAE(AdvantageSpec):
     """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO and VAPO.
 
     Attributes:
-        gamma: Discount.
-        lam: Lambda of advantages.
-        lam_value: Lambda of the critic's returns; None: the same.
+        gamma: The discount.
+        lam: The lambda of advantages.
+        lam_value: The lambda of the critic's returns; None for the same as `lam`.
         length_alpha: Above 0, a sample of l tokens has lambda 1 - 1 / (length_alpha * l) instead.
-        kl_coefficient: Of the KL penalty that is taken off each token's reward; 0: none.
-        kl_estimator: Of that penalty.
-        masking: Of the recursion.
-        whiten: Whether advantages are standardised over all response tokens of the batch.
+        kl_coefficient: The coefficient of the KL penalty on each token's reward; 0 for none.
+        kl_estimator: The estimator of that penalty.
+        masking: The treatment of masked tokens in the recursion.
+        whiten: True to standardise advantages over all response tokens of the batch.
         whiten_ddof: 1 or 0.
-        whiten_eps: Against division by 0.
-        whiten_eps_place: Where eps enters.
+        whiten_eps: A number that prevents division by 0.
+        whiten_eps_place: The place of eps in the formula.
     """
 
     kind: ClassVar[str] = "gae"
@@ -151,16 +151,16 @@ class GAE(AdvantageSpec):
 class GroupInGroup(AdvantageSpec):
     """Advantage of the episode in its group plus that of each turn among turns from the same state.
 
-    GiGPO, for rollouts of several turns.
+    This is GiGPO, for rollouts of several turns.
 
     Attributes:
-        weight: Of the turn's advantage (omega).
-        gamma: Discount of a turn's return, per turn.
-        std: Divisor of both, as `GroupRelative.std` (`none` is the paper's F_norm = 1).
-        ddof: Of the standard deviations.
-        eps: Added to them.
-        singleton: What a group of one gets: an episode without siblings, a turn whose state no
-            other turn has.
+        weight: The weight of the turn's advantage (omega).
+        gamma: The discount of a turn's return, per turn.
+        std: The divisor of both, as `GroupRelative.std` (`none` is the paper's F_norm = 1).
+        ddof: 1 for sample standard deviations, 0 for the population's.
+        eps: A number that is added to the standard deviations.
+        singleton: The advantage of a group of one: an episode without siblings, a turn whose state
+            no other turn has.
     """
 
     kind: ClassVar[str] = "group_in_group"
@@ -180,11 +180,12 @@ class Distill(AdvantageSpec):
     """Teacher logprob - behaviour logprob of each token: on-policy distillation by reverse KL.
 
     Attributes:
-        coefficient: Of the difference.
-        discount: Of the differences of later tokens; 0: a token answers for its own alone.
-        score_weight: Of the centred score that is added at every token; 0: scores are not read.
-        mean: What is subtracted from a score first.
-        singleton: What a group of one has left of its score, where the mean is a group's.
+        coefficient: The factor of the difference.
+        discount: The discount of the differences of later tokens; 0 for each token's own alone.
+        score_weight: The weight of the centred score, which is added at every token; with 0, scores
+            are not read.
+        mean: The number that is subtracted from a score first.
+        singleton: The centred score of a group of one, if the mean is a group's.
     """
 
     kind: ClassVar[str] = "distill"
@@ -199,5 +200,5 @@ class Distill(AdvantageSpec):
 
     @property
     def needs_scores(self) -> bool:
-        """Whether scores are added."""
+        """True if scores are added."""
         return self.score_weight != 0

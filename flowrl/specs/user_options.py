@@ -27,20 +27,21 @@ __all__ = [
 
 
 Options: TypeAlias = tuple[tuple[str, Scalar], ...]
-"""Pairs of name and value, sorted by name."""
+"""Options as pairs of name and value, sorted by name."""
 
 
 def declared_options(
     function: Callable[..., Any], *, takes: Sequence[str], reserved: Collection[str] = ()
 ) -> Options:
-    """The options of a function, with their defaults.
+    """Returns the options of a function, with their defaults.
 
     Args:
-        takes: What it is called with by position, for messages.
-        reserved: Names that an option cannot have.
+        function: A function `(batch, *, option=default, ...)`.
+        takes: The names of its positional arguments, for messages.
+        reserved: The names that an option cannot have.
 
     Raises:
-        TraceError: parameters that it cannot be called with.
+        TraceError: The function has parameters with which flowrl cannot call it.
     """
     where = definition_of(function)
     parameters = list(inspect.signature(function).parameters.values())
@@ -54,33 +55,35 @@ def declared_options(
             found=f"{function.__name__}{inspect.signature(function)}",
             expected=f"{function.__name__}{wanted}",
         )
-    found: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = {}
     for p in parameters[len(takes) :]:
         if p.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             problem = "a plan must know its options by name"
         elif p.default is inspect.Parameter.empty:
             problem = "every option has a default"
         elif p.name in reserved:
-            problem = f"{p.name!r} means something else where it is used"
+            problem = f"the name {p.name!r} is reserved"
         else:
-            found[p.name] = _scalar(p.default, p.name, where)
+            options[p.name] = _scalar(p.default, p.name, where)
             continue
         raise TraceError(
             f"{function.__name__} cannot have the option '{p}': {problem}",
             where=where,
             expected=f"{function.__name__}{wanted}",
         )
-    return tuple(sorted(found.items()))
+    return tuple(sorted(options.items()))
 
 
 def change_options(name: str, options: Options, given: Mapping[str, object]) -> Options:
-    """The options with other values.
+    """Returns the options with other values.
 
     Args:
-        name: Of the function, for messages.
+        name: The name of the function, for messages.
+        options: All options of the function.
+        given: The values to change, by name.
 
     Raises:
-        TraceError: an option that the function does not have, or a value that is no scalar.
+        TraceError: The function does not have an option, or a value is not a scalar.
     """
     known = dict(options)
     for key, value in given.items():
@@ -92,26 +95,27 @@ def change_options(name: str, options: Options, given: Mapping[str, object]) -> 
                 hint=nearest_hint(key, known),
             )
         scalar = _scalar(value, key, caller())
-        if scalar is not None and known[key] is not None and _sort(scalar) != _sort(known[key]):
+        default = known[key]
+        if scalar is not None and default is not None and _type(scalar) != _type(default):
             raise TraceError(
-                f"option '{key}' of {name} is {_sort(known[key])}",
+                f"option '{key}' of {name} is {_type(default)}",
                 where=caller(),
                 found=repr(value),
-                expected=f"{_sort(known[key])}, as its default {known[key]!r}",
+                expected=f"{_type(default)}, as its default {default!r}",
             )
         whole = isinstance(scalar, int) and not isinstance(scalar, bool)
-        known[key] = float(scalar) if whole and isinstance(known[key], float) else scalar  # type: ignore[arg-type]
+        known[key] = float(scalar) if whole and isinstance(default, float) else scalar  # type: ignore[arg-type]
     return tuple(sorted(known.items()))
 
 
-def _sort(value: Scalar) -> str:
+def _type(value: Scalar) -> str:
     if isinstance(value, bool):
-        return "a truth value"
-    return "a text" if isinstance(value, str) else "a number"
+        return "a boolean"
+    return "a string" if isinstance(value, str) else "a number"
 
 
 def _scalar(value: object, name: str, where: str) -> Scalar:
-    """The value as one of the very types that text and JSON know: numpy's float64 is a float."""
+    """Returns the value as one of JSON's scalar types: a numpy float64 becomes a float."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -121,28 +125,28 @@ def _scalar(value: object, name: str, where: str) -> Scalar:
     if isinstance(value, float) and not math.isnan(value):
         return float(value)
     raise TraceError(
-        f"option '{name}' must be a number, a text, a truth value or None",
+        f"option '{name}' must be a number, a string, a boolean or None",
         where=where,
         found=repr(value),
-        hint="several numbers can be several options, or a text that the function splits",
+        hint="several numbers can be several options, or a string that the function splits",
     )
 
 
 def names_among(
     names: str | Iterable[str], known: Collection[str], *, what: str
 ) -> tuple[str, ...]:
-    """Names that a decorator was given, each once.
+    """Returns the names that a decorator was given, without duplicates.
 
     Args:
-        names: One or several.
-        known: All that there are.
-        what: What they name, for messages: `field of an update`.
+        names: One name, or several.
+        known: All valid names.
+        what: The kind of the names, for messages: `field of an update`.
 
     Raises:
-        TraceError: a name that is not known.
+        TraceError: A name is not known.
     """
-    found = tuple(dict.fromkeys((names,) if isinstance(names, str) else names))
-    for name in found:
+    unique = tuple(dict.fromkeys((names,) if isinstance(names, str) else names))
+    for name in unique:
         if name not in known:
             raise TraceError(
                 f"no {what} is called {name!r}",
@@ -150,29 +154,29 @@ def names_among(
                 expected=", ".join(known),
                 hint=nearest_hint(str(name), known),
             )
-    return found
+    return unique
 
 
 _S = TypeVar("_S", bound=Spec)
 
 
 class MarkedFunction(Generic[_S]):
-    """What stands under the name of a marked function in the user's module.
+    """The object that replaces a marked function in the user's module.
 
-    It knows the specification; what calling it in a program does is a subclass's business.
+    It holds the specification; subclasses define the effect of a call in a program.
 
     Args:
-        function: `(batch, *, option=default, ...)`.
-        kind: What it is for, for messages: `map`.
-        make: The specification, whose fields are `function`, `options` and what is `declared`.
-        declared: What the mark says.
+        function: A function `(batch, *, option=default, ...)`.
+        kind: The purpose of the function, for messages: `map`.
+        make: The class of the specification, with the fields `function`, `options` and `declared`.
+        declared: The arguments of the mark.
 
     Raises:
-        TraceError: a function that no plan can name, or with parameters that it cannot have.
+        TraceError: No plan can name the function, or it has parameters that it cannot have.
     """
 
     reserved: ClassVar[frozenset[str]] = frozenset()
-    """Names of arguments of a call in a program, which no option may have."""
+    """The names of arguments of a call in a program, which no option may have."""
 
     def __init__(
         self, function: Callable[..., Any], *, kind: str, make: Callable[..., _S], **declared: Any
@@ -188,10 +192,10 @@ class MarkedFunction(Generic[_S]):
         self._declared = {"function": reference_of(function, kind=kind), **declared}
 
     def spec(self, **options: Scalar) -> _S:
-        """The specification with these options; the others keep their defaults.
+        """Returns the specification with these options and the defaults of the others.
 
         Raises:
-            TraceError: an option that the function does not have.
+            TraceError: The function does not have an option.
         """
         changed: Options = change_options(self.__name__, self._options, options)
         return self._make(**self._declared, options=changed)

@@ -217,11 +217,11 @@ def test_numbers_of_the_wrong_kind_are_refused(function: Any, message: str) -> N
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"reads": "score", "gives": "bonus"}, "'bonus' says no unit"),
+        ({"reads": "score", "gives": "bonus"}, "'bonus' has no unit"),
         ({"reads": "score", "gives": "bonus/sample"}, "did you mean samples"),
         ({"reads": "score", "gives": "bonus: float/tokens"}, "did you mean float32"),
-        ({"reads": ()}, "reads and gives something"),
-        ({"reads": "a b"}, "is the key of no field"),
+        ({"reads": ()}, "needs at least one field"),
+        ({"reads": "a b"}, "is not the key of a field"),
     ],
 )
 def test_a_declaration_of_a_map_that_makes_no_sense_is_refused(

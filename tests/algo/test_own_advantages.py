@@ -147,7 +147,7 @@ def with_rollout(batch: AdvantageBatch, *, rollout: int = 0) -> Any:
 
 
 def test_options_cannot_have_the_name_of_an_argument_in_a_program() -> None:
-    with pytest.raises(TraceError, match="'rollout' means something else"):
+    with pytest.raises(TraceError, match="the name 'rollout' is reserved"):
         InProgram.mark()(with_rollout)
 
 

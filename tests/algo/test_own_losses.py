@@ -198,7 +198,7 @@ def taken(logprobs: Any, batch: Any, *, aggregation: str = "x") -> Any:
         (asks, "every option has a default"),
         (listed, "option 'betas' must be a number"),
         (anything, "must know its options by name"),
-        (taken, "'aggregation' means something else"),
+        (taken, "the name 'aggregation' is reserved"),
     ],
 )
 def test_a_signature_that_no_trainer_can_call_is_refused(function: Any, message: str) -> None:
@@ -233,8 +233,11 @@ def test_options_that_the_function_does_not_have_are_refused(
         ({"aggregation": "token-meen"}, "did you mean token-mean"),
         ({"corrects_behaviour": True}, "without its logprobs"),
         ({"predicts": "logits"}, "no such predicts"),
-        ({"predicts": "scores"}, "a loss of scores is one of pairs"),
-        ({"predicts": "values", "needs": "preferred"}, "a loss of values cannot be one of pairs"),
+        ({"predicts": "scores"}, "a loss on scores must be a loss on pairs"),
+        (
+            {"predicts": "values", "needs": "preferred"},
+            "a loss on values cannot be a loss on pairs",
+        ),
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_refused(

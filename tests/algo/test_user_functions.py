@@ -177,8 +177,8 @@ def test_what_no_plan_can_name_is_refused_with_its_line(function: object, messag
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("mine", "names no function"),
-        ("mine.py:", "names no function"),
+        ("mine", "not a reference to a function"),
+        ("mine.py:", "not a reference to a function"),
         ("absent.py:mine", "no file absent.py"),
         ("no_such_module_anywhere:mine", "importing no_such_module_anywhere raised"),
         ("tests.algo.own_functions:clippd", "has no function 'clippd'"),

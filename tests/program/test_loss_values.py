@@ -78,12 +78,12 @@ def test_the_nearest_choice_is_told():
     ("made", "what", "hint"),
     [
         (lambda: loss.gspo(agregation="token-mean"), "the option 'agregation'", "aggregation"),
-        (lambda: loss.policy_clip(correction=3), "no correction of a policy loss", None),
-        (lambda: loss.policy_clip(rejection=loss.truncate()), "no rejection of a policy", None),
+        (lambda: loss.policy_clip(correction=3), "not a correction of a policy loss", None),
+        (lambda: loss.policy_clip(rejection=loss.truncate()), "not a rejection of a policy", None),
         (
             lambda: loss.cispo(correction=loss.truncate(), anchor="behaviour"),
             "needs no importance weights",
-            "leave anchor out",
+            "omit anchor",
         ),
         (lambda: fl.kl.k3(0.1, targets=1.0), "the option 'targets'", "did you mean 'target'?"),
         (lambda: fl.kl.k3(0.1, target="1"), "needs a target above 0", None),

@@ -564,9 +564,9 @@ def test_a_teacher_is_called_a_teacher():
 @pytest.mark.parametrize(
     ("made", "what"),
     [
-        (lambda: fl.grammar.regex("(["), "no regular expression: unterminated character set"),
-        (lambda: fl.grammar.regex(3), "no regular expression"),
-        (lambda: fl.grammar.regex(b"a"), "no regular expression: it is no text"),
+        (lambda: fl.grammar.regex("(["), "not a regular expression: unterminated character set"),
+        (lambda: fl.grammar.regex(3), "not a regular expression"),
+        (lambda: fl.grammar.regex(b"a"), "not a regular expression: it is not a string"),
         (lambda: fl.grammar.json_schema('{"type": "object"}'), "a JSON schema is a mapping"),
         (lambda: fl.grammar.json_schema({"a": {1}}), "JSON cannot hold this schema"),
         (lambda: fl.grammar.json_schema({"a": math.nan}), "JSON cannot hold this schema"),

@@ -100,7 +100,7 @@ def test_a_file_that_names_what_is_not_there_is_answered_at_its_line(tmp_path: P
 
 def test_everything_that_is_suggested_is_there():
     missing = []
-    for module, meant in names._CALLED.items():
+    for module, meant in names._SYNONYMS.items():
         for called, text in meant.items():
             # A public name needs no other one. (`fl.data` may be there, as a loaded submodule.)
             assert called not in resolved(module).__all__

@@ -10,7 +10,7 @@ import pytest
 import flowrl as fl
 from flowrl.errors import TraceError
 from flowrl.program.registry import load_workflow
-from flowrl.specs.names import _ARGUMENTS, arguments_of
+from flowrl.specs.names import _ARGUMENT_SYNONYMS, arguments_of
 from flowrl.wording import nearest
 
 Use = Callable[..., Any]
@@ -159,10 +159,10 @@ def test_a_parameter_without_annotation_is_told_the_one_that_its_name_calls_for(
 def test_every_argument_that_is_offered_for_a_foreign_one_is_one_of_the_function():
     functions: dict[str, Use] = {"Sampling": fl.Sampling, "weighted_sum": fl.weighted_sum}
     for owner in (fl.Policy, fl.loss, fl.kl, fl.filter, fl.select, fl.advantage, fl.shaping, fl):
-        for name in _ARGUMENTS:
+        for name in _ARGUMENT_SYNONYMS:
             if name not in functions and hasattr(owner, name):
                 functions[name] = getattr(owner, name)
-    for name, others in _ARGUMENTS.items():
+    for name, others in _ARGUMENT_SYNONYMS.items():
         names = arguments_of(functions[name])
         assert not set(others) & set(names)
         plain = {meant for meant in others.values() if meant.isidentifier()}

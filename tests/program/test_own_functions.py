@@ -264,7 +264,7 @@ def prompt_length(batch):
         ({"reads": "score_2"}, "reads 'score_2', but not 'score'"),
         ({"reads": ("score", "score_3")}, "reads 'score_3', but not 'score_2'"),
         ({"reads": ("x", "score_2")}, "reads 'score_2', but not 'score'"),
-        ({"reads": (3,)}, "3 is the key of no field"),
+        ({"reads": (3,)}, "3 is not the key of a field"),
         ({"reads": "score", "gives": ("a/samples", "a/tokens")}, "gives 'a' twice"),
         ({"reads": "score", "gives": "score: int64/samples"}, "cannot give 'score' as int64/samp"),
         ({"reads": "score", "gives": "score/tokens"}, "cannot give 'score' as float32/tokens"),

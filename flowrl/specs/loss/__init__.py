@@ -1,13 +1,13 @@
-"""Losses by name: what `actor.update(..., loss=...)` minimises.
+"""Losses by name, which `actor.update(..., loss=...)` minimises.
 
-Functions are spelled as a program reads (`loss.policy_clip(0.2)`); the classes are what graphs,
-plans and configs hold. Formulas, with paper and equation, stand at their implementations in
-`flowrl.algo.losses` and its neighbours.
+Programs call the functions (`loss.policy_clip(0.2)`); graphs, plans and configs hold the classes.
+The formulas, with paper and equation, are in the docstrings of `flowrl.algo.surrogates` and
+`flowrl.algo.losses_supervised`.
 
     loss.policy_clip(0.2, 0.28)                              # DAPO's clip-higher
     loss.gspo()                                              # a sequence's ratio
     loss.policy_clip(0.2, correction=loss.truncate(2.0))     # decoupled, with TIS
-    loss.cispo(rejection=loss.reject(high=0.02))             # without tokens that moved
+    loss.cispo(rejection=loss.reject(high=0.02))             # without tokens of a large gap
     loss.dpo(beta=0.1)                                       # pairs of answers
 """
 
@@ -110,7 +110,7 @@ __all__ = [
     "vespo",
 ]
 
-if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+if not TYPE_CHECKING:  # a type checker should report unknown names
 
     def __getattr__(name: str) -> object:
         raise_missing(__name__, name, __all__)

@@ -37,7 +37,7 @@ Aggregation: TypeAlias = Literal[
     "constant",
     "prompt-mean-token-mean",
 ]
-"""How per-token losses become one number for a mini-batch.
+"""The reduction of per-token losses to one number for a mini-batch.
 
 - `token-mean`: sum over response tokens / number of response tokens (DAPO).
 - `sequence-mean-token-mean`: mean over samples of each sample's token mean (GRPO as published).
@@ -50,25 +50,25 @@ Every denominator counts the whole mini-batch, so the result does not depend on 
 
 
 Prediction: TypeAlias = Literal["logprobs", "values", "scores"]
-"""What a loss reads of the model.
+"""The model's output that a loss reads.
 
-- `logprobs`: of each response token.
-- `values`: a value head's number before each response token (a critic).
-- `scores`: a value head's number at the last token of each sample (a reward model).
+- `logprobs`: the logprob of each response token.
+- `values`: the output of a value head before each response token (a critic).
+- `scores`: the output of a value head at the last token of each sample (a reward model).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec(Spec):
-    """Base of losses. A loss names its aggregation in a field `aggregation`; token-mean without.
+    """The base of losses. The field `aggregation` names a loss's aggregation; default token-mean.
 
     Attributes:
-        count_empty: Whether samples without response tokens count in the denominators of means
-            over samples (and prompts without any in those of means over prompts). They do by
-            default, so that the weight of a sample does not depend on what happened to others.
-        predicts: What of the model the loss reads: `logprobs` or `values` of each response token,
-            or `scores`, one a sample.
-        pairs: Whether samples come in pairs, the preferred one first, that no mini-batch and no
+        count_empty: True if samples without response tokens count in the denominators of means over
+            samples (and prompts without any in those of means over prompts). This is the default,
+            so that the weight of a sample does not depend on other samples.
+        predicts: The model's output that the loss reads: `logprobs` or `values` of each response
+            token, or `scores`, one a sample.
+        pairs: True if samples come in pairs, the preferred one first, which no mini-batch and no
             micro-batch separates.
     """
 
@@ -80,17 +80,17 @@ class LossSpec(Spec):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Fields of the update's batch that the loss reads, beside tokens and response_mask."""
+        """The fields of the update's batch that the loss reads besides tokens and response_mask."""
         return ()
 
     @property
     def extra_fields(self) -> tuple[str, ...]:
-        """Fields of the user's own maps that the loss reads."""
+        """The fields of own maps that the loss reads."""
         return ()
 
     @property
     def corrects_behaviour(self) -> bool:
-        """Whether the loss corrects for samples of an older policy."""
+        """True if the loss corrects for samples of an older policy."""
         return False
 
 
@@ -103,7 +103,7 @@ class CrossEntropy(LossSpec):
 
 
 def cross_entropy(*, aggregation: Aggregation = "token-mean") -> CrossEntropy:
-    """Negative log-likelihood of the response tokens."""
+    """Returns the negative log-likelihood of the response tokens."""
     return CrossEntropy(aggregation=aggregation)
 
 
@@ -112,9 +112,9 @@ class ValueClip(LossSpec):
     """Half the squared error of a value, with the value's step clipped (PPO's reference code).
 
     Attributes:
-        clip: The value is clipped to within this of the old value; None does not clip.
+        clip: The largest distance of the clipped value from the old value; None does not clip.
         form: `square`, half the square; or `huber`, linear beyond `delta`.
-        delta: Of `huber`.
+        delta: The error from which `huber` is linear.
     """
 
     kind: ClassVar[str] = "value_clip"
@@ -127,7 +127,7 @@ class ValueClip(LossSpec):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Returns, and the values before the step where these clip."""
+        """The returns, and with a clip the values before the step."""
         return ("returns",) if self.clip is None else ("returns", "old_values")
 
 
@@ -138,12 +138,12 @@ def value_clip(
     form: Literal["square", "huber"] = "square",
     delta: float = 10.0,
 ) -> ValueClip:
-    """The critic's loss; `clip=None` is the plain squared error."""
+    """Returns the critic's loss; `clip=None` is the plain squared error."""
     return ValueClip(clip=clip, aggregation=aggregation, form=form, delta=delta)
 
 
 PairForm: TypeAlias = Literal["sigmoid", "ipo"]
-"""How DPO's reward difference becomes a loss.
+"""The loss as a function of DPO's reward difference.
 
 - `sigmoid`: the negative log-likelihood of the preference (DPO).
 - `ipo`: the squared distance of the log-ratio difference to 1 / (2 beta) (IPO; Azar et al., arXiv
@@ -153,10 +153,10 @@ PairForm: TypeAlias = Literal["sigmoid", "ipo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairLoss(LossSpec):
-    """Base of losses on pairs. The loss of a mini-batch is the mean over its pairs.
+    """The base of losses on pairs. The loss of a mini-batch is the mean over its pairs.
 
     Each token of a pair carries the pair's loss, so that the mean over samples of token means is
-    the mean over pairs; other aggregations would weigh pairs by their lengths, and are not offered.
+    the mean over pairs. Other aggregations would weigh pairs by their lengths, so there are none.
     """
 
     pairs: ClassVar[bool] = True
@@ -168,10 +168,10 @@ class DPO(PairLoss):
     """Direct preference optimization (Rafailov et al., arXiv 2305.18290).
 
     Attributes:
-        beta: Strength of the pull to the reference policy.
-        label_smoothing: Probability that a preference is the wrong way round (conservative DPO;
-            Mitchell, "A note on DPO with noisy preferences", 2023).
-        form: How the reward difference becomes a loss.
+        beta: The factor of the log-ratios; larger values keep the policy closer to the reference.
+        label_smoothing: The probability that a preference is reversed (conservative DPO; Mitchell,
+            "A note on DPO with noisy preferences", 2023).
+        form: The loss as a function of the reward difference.
     """
 
     kind: ClassVar[str] = "dpo"
@@ -182,12 +182,12 @@ class DPO(PairLoss):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The reference's logprobs, and which sample of a pair is preferred."""
+        """The reference's logprobs, and the mask of the preferred samples."""
         return ("reference_logprobs", "preferred")
 
     @property
     def corrects_behaviour(self) -> bool:
-        """Pairs may come from any policy: the loss takes no expectation over the trained one."""
+        """True: pairs may come from any policy, as the loss has no expectation over the policy."""
         return True
 
 
@@ -196,10 +196,10 @@ class BradleyTerry(PairLoss):
     """The loss of a reward model on pairs (Ouyang et al., arXiv 2203.02155, equation 1).
 
     Attributes:
-        margin: By how much the preferred sample's score should be larger (Touvron et al., Llama 2,
-            2023, equation 2).
-        centering: Coefficient of the squared sum of a pair's scores, which holds their mean at 0
-            (Eisenstein et al., arXiv 2312.09244, equation 2).
+        margin: The difference by which the preferred sample's score should be larger (Touvron et
+            al., Llama 2, 2023, equation 2).
+        centering: The coefficient of the squared sum of a pair's scores, which keeps their mean
+            near 0 (Eisenstein et al., arXiv 2312.09244, equation 2).
     """
 
     kind: ClassVar[str] = "bradley_terry"
@@ -210,12 +210,12 @@ class BradleyTerry(PairLoss):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Which sample of a pair is preferred."""
+        """The mask of the preferred samples."""
         return ("preferred",)
 
     @property
     def corrects_behaviour(self) -> bool:
-        """Pairs may come from any policy."""
+        """True: pairs may come from any policy."""
         return True
 
 
@@ -225,24 +225,24 @@ def dpo(
     label_smoothing: float = 0.0,
     form: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> DPO:
-    """Direct preference optimization on pairs of answers."""
+    """Returns direct preference optimization on pairs of answers."""
     if not _is_number(beta) or beta <= 0:
         raise TraceError(
             "dpo's beta is not positive", where=caller(), found=repr(beta), expected="more than 0"
         )
     if not _is_number(label_smoothing) or not 0 <= label_smoothing < 0.5:
         raise TraceError(
-            "dpo's label_smoothing is no probability of a wrong preference",
+            "dpo's label_smoothing is not a probability below 0.5",
             where=caller(),
             found=repr(label_smoothing),
             expected="0 to less than 0.5",
         )
     if label_smoothing and form == "ipo":
         raise TraceError(
-            "label_smoothing has no meaning in IPO, whose target is finite already",
+            "label_smoothing has no meaning in IPO, whose target is finite without it",
             where=caller(),
             found=f"form='ipo', label_smoothing={label_smoothing}",
-            hint="leave label_smoothing out, or use form='sigmoid'",
+            hint="omit label_smoothing, or use form='sigmoid'",
         )
     return DPO(beta=beta, label_smoothing=label_smoothing, form=form)
 
@@ -252,5 +252,5 @@ def _is_number(value: object) -> bool:
 
 
 def bradley_terry(*, margin: float = 0.0, centering: float = 0.0) -> BradleyTerry:
-    """The loss of a reward model on pairs of answers."""
+    """Returns the loss of a reward model on pairs of answers."""
     return BradleyTerry(margin=margin, centering=centering)

@@ -1,4 +1,4 @@
-"""Losses of the user's own: `@fl.loss.own` makes one of a function.
+"""Own losses: `@fl.loss.own` makes a loss of a function.
 
     @fl.loss.own(needs=("advantages", "behaviour_logprobs"), corrects_behaviour=True)
     def my_loss(logprobs, batch, *, beta=0.1):
@@ -8,8 +8,8 @@
     actor.update(rollout, advantages=adv, loss=my_loss)              # beta is 0.1
     actor.update(rollout, advantages=adv, loss=my_loss(beta=0.2))
 
-`flowrl.algo.losses` describes what the function is given and may return, and
-`flowrl.testing.check_loss` proves that what was declared is so.
+`flowrl.algo.losses` describes the function's arguments and result, and `flowrl.testing.check_loss`
+checks its declarations.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ FIELDS = (
     "old_values",
     "preferred",
 )
-"""What an own loss may declare; `TokenBatch` says what each is. It has `samples` and `entropy`
-without asking."""
+"""The fields of `TokenBatch` that an own loss may declare. It always gets `samples` and
+`entropy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoss(LossSpec):
     """A loss that a function of the user's own computes.
 
-    Calling it gives the same loss with other options.
+    Calling it returns the same loss with other options.
 
     Attributes:
-        function: Reference to it.
-        reads: Fields of the batch that it reads, comma-separated.
-        aggregation: Of its tokens.
-        extra: Fields of the user's own maps that it reads, comma-separated.
-        corrects: Whether it corrects for samples of an older policy.
-        proportional: Whether value and gradient of a sample are 0 where all its advantages are, so
-            that the trainer may leave such samples out.
-        options: Of the function, all of them.
+        function: The reference to the function.
+        reads: The fields of the batch that it reads, comma-separated.
+        aggregation: The aggregation of the losses of tokens.
+        extra: The fields of own maps that it reads, comma-separated.
+        corrects: True if it corrects for samples of an older policy.
+        proportional: True if the value and gradient of a sample are 0 if all its advantages are 0,
+            so that the trainer may skip such samples.
+        options: All options of the function.
     """
 
     kind: ClassVar[str] = "own"
@@ -68,31 +68,31 @@ class OwnLoss(LossSpec):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it declares, fields of maps too."""
+        """The declared fields, those of maps included."""
         return (*list_of(self.reads), *self.extra_fields)
 
     @property
     def extra_fields(self) -> tuple[str, ...]:
-        """Fields of the user's own maps that it declares."""
+        """The declared fields of own maps."""
         return list_of(self.extra)
 
     @property
     def corrects_behaviour(self) -> bool:
-        """Whether it says so."""
+        """True if the function declares that it corrects for samples of an older policy."""
         return self.corrects
 
     def __call__(self, **options: Scalar) -> OwnLoss:
-        """The loss with other options.
+        """Returns the loss with other options.
 
         Raises:
-            TraceError: an option that its function does not have.
+            TraceError: The function does not have an option.
         """
         return replace(self, options=change_options(self.function, self.options, options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPairLoss(OwnLoss):
-    """An own loss of pairs of samples."""
+    """An own loss on pairs of samples."""
 
     kind: ClassVar[str] = "own_pairs"
     pairs: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class OwnPairLoss(OwnLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnValueLoss(OwnLoss):
-    """An own loss of a critic: its function is given values in place of logprobs."""
+    """An own loss of a critic: its function gets values in place of logprobs."""
 
     kind: ClassVar[str] = "own_values"
     predicts: ClassVar[Prediction] = "values"
@@ -108,7 +108,7 @@ class OwnValueLoss(OwnLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnScoreLoss(OwnPairLoss):
-    """An own loss of a reward model: its function is given one score a sample, of pairs."""
+    """An own loss of a reward model: its function gets one score a sample, of pairs."""
 
     kind: ClassVar[str] = "own_scores"
     predicts: ClassVar[Prediction] = "scores"
@@ -120,7 +120,7 @@ _KINDS: dict[tuple[Prediction, bool], type[OwnLoss]] = {
     ("values", False): OwnValueLoss,
     ("scores", True): OwnScoreLoss,
 }
-"""By what is predicted, and whether samples come in pairs."""
+"""The class of an own loss, by its prediction and whether samples come in pairs."""
 
 
 def own(
@@ -135,24 +135,24 @@ def own(
     """Makes a loss of a function `(logprobs [R], batch, *, option=default, ...)`.
 
     The function returns a tensor `[R]`, the loss of each response token, or a `TokenLoss`. Further
-    keyword arguments are options. It sees the fields of the batch that it declares, and `samples`
-    and `entropy`. Its value at a sample must not depend on other samples, because a mini-batch is
-    cut into micro-batches between samples. A loss that reads `preferred` is one of pairs: it sees
-    `pairs` too, and a mini-batch is cut between those.
+    keyword arguments are options. The batch has the fields that the function declares, `samples`
+    and `entropy`. The loss of a sample must not depend on other samples, because a mini-batch is
+    split into micro-batches between samples. A loss that reads `preferred` is a loss on pairs: its
+    batch also has `pairs`, and a mini-batch is split between pairs.
 
     Args:
-        needs: Fields of the batch that it reads, of `FIELDS`.
-        extra: Fields of own maps that it reads, as `batch.extra["name"]`.
-        corrects_behaviour: Whether it corrects for samples that an older policy drew, for example
-            by a ratio to `behaviour_logprobs`; an asynchronous workflow asks for one that does.
-            A loss of pairs may say so without, if it takes pairs of any policy.
-        proportional: Whether value and gradient are 0 at a sample whose advantages all are.
-        aggregation: How values of tokens become one number.
-        predicts: What the function is given first: the policy's `logprobs`, a critic's `values`, or
-            a reward model's `scores` `[S]`, one a sample of a pair.
+        needs: The fields of the batch that it reads, of `FIELDS`.
+        extra: The fields of own maps that it reads, as `batch.extra["name"]`.
+        corrects_behaviour: True if it corrects for samples of an older policy, for example by a
+            ratio to `behaviour_logprobs`; an asynchronous workflow requires such a loss. A loss on
+            pairs may declare it without these logprobs, if it accepts pairs of any policy.
+        proportional: True if value and gradient are 0 at a sample whose advantages are all 0.
+        aggregation: The reduction of token losses to one number.
+        predicts: The first argument of the function: the policy's `logprobs`, a critic's `values`,
+            or a reward model's `scores` `[S]`, one a sample of a pair.
 
     Raises:
-        TraceError: a function that no plan can name, or a declaration that makes no sense.
+        TraceError: No plan can name the function, or a declaration is invalid.
     """
     if aggregation not in get_args(Aggregation):
         raise _refused("aggregation", aggregation, get_args(Aggregation))
@@ -172,14 +172,14 @@ def own(
         raise TraceError(
             "a loss cannot correct for the behaviour policy without its logprobs",
             where=caller(),
-            hint='add "behaviour_logprobs" to needs=, or leave corrects_behaviour out',
+            hint='add "behaviour_logprobs" to needs=, or omit corrects_behaviour',
         )
     kind = _KINDS.get((predicts, pairs))
     if kind is None:
         raise TraceError(
-            f"a loss of {predicts} {'cannot be' if pairs else 'is'} one of pairs",
+            f"a loss on {predicts} {'cannot be' if pairs else 'must be'} a loss on pairs",
             where=caller(),
-            hint=f'{"leave" if pairs else "add"} "preferred" {"out of" if pairs else "to"} needs=',
+            hint=f'{"remove" if pairs else "add"} "preferred" {"from" if pairs else "to"} needs=',
         )
 
     def make(function: Callable[..., Any]) -> OwnLoss:

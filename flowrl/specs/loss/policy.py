@@ -44,44 +44,44 @@ __all__ = [
 ]
 
 Anchor: TypeAlias = Literal["behaviour", "old"]
-"""What the trained policy is compared with. `behaviour` needs no further correction; `old` is the
-proximal policy of decoupled PPO (Hilton et al., "Batch size-invariance for policy optimization",
-arXiv 2110.00641; AReaL, arXiv 2505.24298)."""
+"""The policy with which the trained policy is compared. `behaviour` needs no further correction;
+`old` is the proximal policy of decoupled PPO (Hilton et al., "Batch size-invariance for policy
+optimization", arXiv 2110.00641; AReaL, arXiv 2505.24298)."""
 
 
 RatioLevel: TypeAlias = Literal["token", "sequence", "sequence-token"]
 """The ratio of the trained policy to its anchor at a token.
 
-- `token`: of the token's probabilities.
+- `token`: the ratio of the token's probabilities.
 - `sequence`: the geometric mean over the sample, the same at each token, differentiated as such
   (GSPO; Zheng et al., arXiv 2507.18071, equation 7).
-- `sequence-token`: of the same value, with each token's gradient that of its own logprob times
-  the token's own advantage (GSPO-token, equation 14). Equal to `sequence` where all tokens of a
-  sample have one advantage.
+- `sequence-token`: the same value, but each token's gradient is that of its own logprob times the
+  token's own advantage (GSPO-token, equation 14). Equal to `sequence` if all tokens of a sample
+  have one advantage.
 """
 
 
 WeightLevel: TypeAlias = Literal["none", "token", "sequence", "geometric"]
-"""Of old / behaviour: the token's ratio, the product over a sample, or its geometric mean."""
+"""The ratio old / behaviour: of the token, its product over a sample, or its geometric mean."""
 
 
 Outside: TypeAlias = Literal["truncate", "zero"]
-"""What becomes of a weight outside its bounds: the bound (TIS), or 0 (IcePop, MIS)."""
+"""The value of a weight outside its bounds: the bound (TIS), or 0 (IcePop, MIS)."""
 
 
 RejectionLevel: TypeAlias = Literal[
     "none", "token", "sequence-mean", "sequence-sum", "sequence-max"
 ]
-"""What is judged: each token by itself, or each sample by a statistic of its tokens."""
+"""The unit of rejection: each token by itself, or each sample by a statistic of its tokens."""
 
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
-"""Of the divergence at a token, in nats, with d = log old - log behaviour: k1 = -d, k2 = d^2 / 2,
-k3 = exp(d) - 1 - d; of the divergence the other way round, the same with -d in place of d."""
+"""The estimator of the divergence at a token, in nats, with d = log old - log behaviour: k1 = -d,
+k2 = d^2 / 2, k3 = exp(d) - 1 - d; for the reverse divergence, the same with -d in place of d."""
 
 
 Divergence: TypeAlias = Literal["behaviour-old", "old-behaviour"]
-"""Which divergence an estimator is of.
+"""The direction of the estimated divergence.
 
 - `behaviour-old` (default): KL(behaviour || old), which samples of the behaviour policy estimate
   without bias (verl).
@@ -93,7 +93,7 @@ k2 is the same for both.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Importance weights old / behaviour; made by `truncate` and `mask_outside`."""
+    """Importance weights old / behaviour, made by `truncate` and `mask_outside`."""
 
     level: WeightLevel
     outside: Outside
@@ -104,7 +104,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Bounds on the gap between old and behaviour policy; made by `reject`."""
+    """Bounds on the gap between old and behaviour policy, made by `reject`."""
 
     level: RejectionLevel
     estimator: Estimator
@@ -120,14 +120,16 @@ def truncate(
     level: WeightLevel = "token",
     normalise: bool = False,
 ) -> Correction:
-    """Truncated importance sampling (TIS; Yao et al., "Your efficient RL framework
-    secretly brings you off-policy RL training", 2025).
+    """Returns weights of truncated importance sampling.
+
+    (TIS; Yao et al., "Your efficient RL framework secretly brings you off-policy RL training",
+    2025.)
 
     Args:
-        high: Largest weight; None truncates nothing above.
-        low: Smallest weight.
-        level: What a weight is the ratio of.
-        normalise: Divide the weights by their mean over the mini-batch's response tokens.
+        high: The largest weight; None for no upper bound.
+        low: The smallest weight.
+        level: The ratio that is the weight.
+        normalise: True to divide the weights by their mean over the mini-batch's response tokens.
     """
     return Correction(level=level, outside="truncate", low=low, high=high, normalise=normalise)
 
@@ -139,8 +141,10 @@ def mask_outside(
     level: WeightLevel = "token",
     normalise: bool = False,
 ) -> Correction:
-    """Importance weights that are 0 outside `[low, high]` (IcePop, Ling team, 2025,
-    for tokens)."""
+    """Returns importance weights that are 0 outside `[low, high]`.
+
+    (IcePop, Ling team, 2025, for tokens.)
+    """
     return Correction(level=level, outside="zero", low=low, high=high, normalise=normalise)
 
 
@@ -152,36 +156,38 @@ def reject(
     estimator: Estimator = "k3",
     divergence: Divergence = "behaviour-old",
 ) -> Rejection:
-    """Removes what lies outside `[low, high]`, in nats; denominators still count it.
+    """Returns a rejection of tokens or samples whose gap is outside `[low, high]`, in nats.
 
-    A geometric-mean ratio old / behaviour within [a, b] is `level="sequence-mean", estimator="k1"`
-    with the bounds -log b and -log a, or with `divergence="old-behaviour"` log a and log b.
+    Denominators still count them. A geometric-mean ratio old / behaviour within [a, b] is
+    `level="sequence-mean", estimator="k1"` with the bounds -log b and -log a, or with
+    `divergence="old-behaviour"` log a and log b.
     """
     return Rejection(level=level, estimator=estimator, divergence=divergence, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss(LossSpec):
-    """Base of policy losses.
+    """The base of policy losses.
 
     Attributes:
-        anchor: The policy that the trained one is compared with.
-        min_log_ratio, max_log_ratio: Clamp of the log-ratio to the anchor before it is
-            exponentiated; no gradient flows outside. None, the default, clamps nothing, as in the
-            papers: extreme ratios are the surrogate's business.
-        weights: Level of the importance weights old / behaviour; `none` has none.
-        weights_outside: What becomes of weights outside their bounds.
-        weights_low, weights_high: The bounds; None has no upper one.
-        weights_normalise: Divide weights by their mean over the mini-batch's response tokens.
-        rejection: What is removed for the gap between old and behaviour policy.
-        rejection_estimator: How the gap is measured.
-        rejection_divergence: Of which of the two divergences between them.
-        rejection_low, rejection_high: The bounds within which it is kept; None has none.
-        sequence_mask: Tokens of negative advantage are removed in samples whose mean of
-            log anchor - log policy exceeds this (off-policy sequence mask; DeepSeek-V3.2, 2025,
+        anchor: The policy with which the trained policy is compared.
+        min_log_ratio, max_log_ratio: The bounds to which the log-ratio to the anchor is clamped
+            before it is exponentiated; outside them, the gradient is 0. None, the default, clamps
+            nothing, as in the papers.
+        weights: The level of the importance weights old / behaviour; `none` for no weights.
+        weights_outside: The value of weights outside their bounds.
+        weights_low, weights_high: The bounds; None for no upper bound.
+        weights_normalise: True to divide weights by their mean over the mini-batch's response
+            tokens.
+        rejection: The unit that is removed for the gap between old and behaviour policy.
+        rejection_estimator: The estimator of the gap.
+        rejection_divergence: The direction of the divergence between them.
+        rejection_low, rejection_high: The bounds within which tokens are kept; None for no bound.
+        sequence_mask: The bound of a sample's mean of log anchor - log policy beyond which its
+            tokens of negative advantage are removed (off-policy sequence mask; DeepSeek-V3.2, 2025,
             equations 8 and 9). None removes nothing.
-        entropy: Coefficient of the entropy bonus: minus this times the entropy of each token's
-            distribution is added.
+        entropy: The coefficient of the entropy bonus: the loss of a token is reduced by this times
+            the entropy of its distribution.
     """
 
     anchor: Anchor = option("behaviour")
@@ -201,38 +207,38 @@ class PolicyLoss(LossSpec):
     entropy: float = option(0.0)
 
     uses_anchor: ClassVar[bool] = True
-    """Whether the surrogate itself compares the policy with its anchor."""
+    """True if the surrogate itself compares the policy with its anchor."""
 
     @property
     def reads_anchor(self) -> bool:
-        """Whether anything compares the policy with its anchor."""
+        """True if the surrogate or a mask compares the policy with its anchor."""
         return self.uses_anchor or self.sequence_mask is not None
 
     @property
     def compares_old(self) -> bool:
-        """Whether old and behaviour policy are compared."""
+        """True if the old and the behaviour policy are compared."""
         return self.weights != "none" or self.rejection != "none"
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Advantages, and the logprobs of the policies that are compared."""
+        """The advantages, and the logprobs of the policies that are compared."""
         behaviour = self.compares_old or (self.reads_anchor and self.anchor == "behaviour")
         old = self.compares_old or (self.reads_anchor and self.anchor == "old")
-        found = ["advantages"]
-        found += ["behaviour_logprobs"] if behaviour else []
-        found += ["old_logprobs"] if old else []
-        return tuple(found)
+        names = ["advantages"]
+        names += ["behaviour_logprobs"] if behaviour else []
+        names += ["old_logprobs"] if old else []
+        return tuple(names)
 
     @property
     def corrects_behaviour(self) -> bool:
-        """Whether the ratio, or a weight, is to the policy that drew the tokens."""
+        """True if the ratio, or a weight, is to the policy that sampled the tokens."""
         anchored = self.uses_anchor and self.anchor == "behaviour"
         return anchored or self.weights != "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioLoss(PolicyLoss):
-    """Base of policy losses whose ratio may be a token's or a sample's.
+    """The base of policy losses whose ratio may be a token's or a sample's.
 
     Attributes:
         ratio: The level of the ratio.
@@ -242,9 +248,9 @@ class RatioLoss(PolicyLoss):
 
 
 class PolicyOptions(TypedDict, total=False):
-    """What every policy loss takes beside its own numbers; `PolicyLoss` explains each.
+    """The options of every policy loss besides its own numbers; `PolicyLoss` documents them.
 
-    `correction` and `rejection` make the old policy the anchor, unless `anchor` says otherwise.
+    `correction` and `rejection` make the old policy the anchor, unless `anchor` is given.
     """
 
     aggregation: Aggregation
@@ -259,8 +265,13 @@ class PolicyOptions(TypedDict, total=False):
 
 
 def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> dict[str, Any]:
-    found: dict[str, Any] = dict(options)
-    for name in found:
+    """Returns the options of a policy loss as fields of its specification.
+
+    Raises:
+        TraceError: An option does not exist, or options contradict each other.
+    """
+    values: dict[str, Any] = dict(options)
+    for name in values:
         if name not in PolicyOptions.__annotations__:
             names = arguments_of(function)
             raise TraceError(
@@ -269,37 +280,37 @@ def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> 
                 expected=", ".join(names),
                 hint=argument_hint(function.__name__, name, names),
             )
-    correction, rejection = found.pop("correction", None), found.pop("rejection", None)
+    correction, rejection = values.pop("correction", None), values.pop("rejection", None)
     for name, value, kind, made_by in (
         ("correction", correction, Correction, "fl.loss.truncate() or fl.loss.mask_outside()"),
         ("rejection", rejection, Rejection, "fl.loss.reject(high=...)"),
     ):
         if value is not None and not isinstance(value, kind):
             raise TraceError(
-                f"this is no {name} of a policy loss",
+                f"this is not a {name} of a policy loss",
                 where=caller(),
                 found=repr(value),
-                expected=f"what {made_by} gives, or None",
+                expected=f"the result of {made_by}, or None",
             )
-    if correction is not None and found.get("anchor") == "behaviour":
+    if correction is not None and values.get("anchor") == "behaviour":
         raise TraceError(
             "a ratio to the behaviour policy needs no importance weights: they would count twice",
             where=caller(),
             found="anchor='behaviour' with a correction",
-            hint="leave anchor out: with a correction it is the old policy",
+            hint="omit anchor: with a correction it is the old policy",
         )
     if correction is not None or rejection is not None:
-        found.setdefault("anchor", "old")
-    return found | correction_fields(correction, rejection)
+        values.setdefault("anchor", "old")
+    return values | correction_fields(correction, rejection)
 
 
 def correction_fields(
     correction: Correction | None, rejection: Rejection | None
 ) -> dict[str, str | float | bool | None]:
-    """The fields of a `PolicyLoss` that a correction and a rejection set."""
-    found: dict[str, str | float | bool | None] = {}
+    """Returns the fields of a `PolicyLoss` that a correction and a rejection set."""
+    values: dict[str, str | float | bool | None] = {}
     if correction is not None:
-        found |= {
+        values |= {
             "weights": correction.level,
             "weights_outside": correction.outside,
             "weights_low": correction.low,
@@ -307,11 +318,11 @@ def correction_fields(
             "weights_normalise": correction.normalise,
         }
     if rejection is not None:
-        found |= {
+        values |= {
             "rejection": rejection.level,
             "rejection_estimator": rejection.estimator,
             "rejection_divergence": rejection.divergence,
             "rejection_low": rejection.low,
             "rejection_high": rejection.high,
         }
-    return found
+    return values

@@ -50,11 +50,11 @@ class PolicyClip(RatioLoss):
 
     Attributes:
         clip_low, clip_high: The ratio is clipped to [1 - clip_low, 1 + clip_high].
-        dual_clip: Largest loss at negative advantage, in units of -advantage (dual-clip PPO; Ye et
-            al., arXiv 1912.09729); more than 1. None has none.
-        ratio_cap: Bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, arXiv 2505.07291).
-            At least 1 + clip_high it equals `dual_clip`. None has none.
-        average_advantages: Replace the advantages of a sample by their mean over its tokens.
+        dual_clip: The largest loss at negative advantage, in units of -advantage (dual-clip PPO;
+            Ye et al., arXiv 1912.09729); more than 1. None for no bound.
+        ratio_cap: The bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, arXiv 2505.07291).
+            If it is at least 1 + clip_high, it equals `dual_clip`. None for no bound.
+        average_advantages: True to replace a sample's advantages by their mean over its tokens.
     """
 
     kind: ClassVar[str] = "policy_clip"
@@ -77,7 +77,7 @@ def policy_clip(
     average_advantages: bool = False,
     **options: Unpack[PolicyOptions],
 ) -> PolicyClip:
-    """The clipped objective of PPO; `clip_high` is `clip_low` where it is not given."""
+    """Returns the clipped objective of PPO; `clip_high` defaults to `clip_low`."""
     if isinstance(dual_clip, int | float) and dual_clip <= 1:
         raise TraceError(
             "dual_clip is at most 1", where=caller(), found=repr(dual_clip), expected="more than 1"
@@ -100,7 +100,7 @@ def gspo(
     ratio: RatioLevel = "sequence",
     **options: Unpack[PolicyOptions],
 ) -> PolicyClip:
-    """Group sequence policy optimization: the clipped objective of a sample's ratio.
+    """Returns group sequence policy optimization: the clipped objective of a sample's ratio.
 
     The bounds are those of the paper's experiments (Zheng et al., 2025, section 5.1).
     """
@@ -111,7 +111,7 @@ def gspo(
 def luspo(
     clip_low: float = 3e-4, clip_high: float = 4e-4, **options: Unpack[PolicyOptions]
 ) -> PolicyClip:
-    """Length-unbiased GSPO: each sample's objective times its length (LUSPO, arXiv 2602.05261)."""
+    """Returns length-unbiased GSPO: a sample's objective times its length (arXiv 2602.05261)."""
     options.setdefault("aggregation", "sequence-mean-token-sum")
     return policy_clip(clip_low, clip_high, ratio="sequence", **options)
 
@@ -127,7 +127,7 @@ class Reinforce(PolicyLoss):
 
 
 def reinforce(**options: Unpack[PolicyOptions]) -> Reinforce:
-    """The plain policy gradient, REINFORCE and GPG. It corrects for no other policy by itself."""
+    """Returns the plain policy gradient of REINFORCE and GPG, without an off-policy correction."""
     return Reinforce(**policy_fields(reinforce, options))
 
 
@@ -136,7 +136,8 @@ class CISPO(RatioLoss):
     """The policy gradient weighted by the detached, bounded ratio (MiniMax-M1, arXiv 2506.13585).
 
     Attributes:
-        ratio_low, ratio_high: Bounds of the ratio itself, not offsets from 1; None has no upper.
+        ratio_low, ratio_high: The bounds of the ratio itself, not offsets from 1; None for no upper
+            bound.
         outside: `truncate` takes the bound (CISPO); `zero` drops the token.
     """
 
@@ -156,10 +157,14 @@ def cispo(
     outside: Outside = "truncate",
     **options: Unpack[PolicyOptions],
 ) -> CISPO:
-    """Clipped importance-sampling weights: the ratio within [1 - eps_low, 1 + eps_high], detached.
+    """Returns clipped importance-sampling weights, detached: 1 - eps_low <= r <= 1 + eps_high.
 
     Args:
+        eps_low: The offset of the lower bound.
+        eps_high: The offset of the upper bound.
         cap: The upper bound itself, in place of 1 + eps_high.
+        outside: `truncate` takes the bound (CISPO); `zero` drops the token.
+        options: The options of every policy loss.
     """
     return CISPO(
         ratio_low=max(0.0, 1 - eps_low),
@@ -174,10 +179,10 @@ class TOPR(PolicyLoss):
     """Tapered off-policy REINFORCE: ratios weigh negative samples only (arXiv 2503.14286).
 
     Attributes:
-        positive_low, positive_high: Bounds of the detached ratio at advantages of 0 and more; the
-            paper's are 1 and 1.
-        negative_low, negative_high: The same below 0; the paper's are 0 and 1.
-        level: The ratio's: of the whole sample (the paper's) or of each token.
+        positive_low, positive_high: The bounds of the detached ratio at advantages of 0 and more;
+            1 and 1 in the paper.
+        negative_low, negative_high: The same below 0; 0 and 1 in the paper.
+        level: The level of the ratio: the whole sample (as in the paper) or each token.
     """
 
     kind: ClassVar[str] = "topr"
@@ -191,7 +196,7 @@ class TOPR(PolicyLoss):
 
 
 def topr(**options: Unpack[PolicyOptions]) -> TOPR:
-    """Tapered off-policy REINFORCE with the paper's bounds; `TOPR` takes others."""
+    """Returns tapered off-policy REINFORCE with the paper's bounds; `TOPR` takes others."""
     return TOPR(**policy_fields(topr, options))
 
 
@@ -202,7 +207,7 @@ class VESPO(PolicyLoss):
     Variational sequence-level soft policy optimization (Shen et al., arXiv 2602.10693).
 
     Attributes:
-        k_positive, lambda_positive: Shape and rate at advantages of 0 and more.
+        k_positive, lambda_positive: The shape and rate at advantages of 0 and more.
         k_negative, lambda_negative: The same below 0.
     """
 
@@ -216,7 +221,7 @@ class VESPO(PolicyLoss):
 
 
 def vespo(**options: Unpack[PolicyOptions]) -> VESPO:
-    """Variational sequence-level soft policy optimization; `VESPO` takes other shapes."""
+    """Returns variational sequence-level soft policy optimization; `VESPO` takes other shapes."""
     return VESPO(**policy_fields(vespo, options))
 
 
@@ -225,8 +230,8 @@ class GMPO(PolicyLoss):
     """The geometric mean of clipped token ratios (Zhao et al., arXiv 2507.20673).
 
     Attributes:
-        clip_low, clip_high: The log-ratio of a token is clipped to [-clip_low, clip_high]; the
-            paper's are 0.4 and 0.4.
+        clip_low, clip_high: The log-ratio of a token is clipped to [-clip_low, clip_high]; both are
+            0.4 in the paper.
     """
 
     kind: ClassVar[str] = "gmpo"
@@ -239,7 +244,7 @@ class GMPO(PolicyLoss):
 def gmpo(
     clip_low: float = 0.4, clip_high: float | None = None, **options: Unpack[PolicyOptions]
 ) -> GMPO:
-    """Geometric-mean policy optimization; `clip_high` is `clip_low` where it is not given."""
+    """Returns geometric-mean policy optimization; `clip_high` defaults to `clip_low`."""
     high = clip_low if clip_high is None else clip_high
     return GMPO(clip_low=clip_low, clip_high=high, **policy_fields(gmpo, options))
 
@@ -249,7 +254,7 @@ class SAPO(RatioLoss):
     """A sigmoid gate in place of the clip: soft adaptive policy optimization (arXiv 2511.20347).
 
     Attributes:
-        tau_positive, tau_negative: Temperatures of the gate at positive advantages, and at others.
+        tau_positive, tau_negative: The temperatures of the gate at positive advantages, and else.
     """
 
     kind: ClassVar[str] = "sapo"
@@ -262,7 +267,7 @@ class SAPO(RatioLoss):
 def sapo(
     tau_positive: float = 1.0, tau_negative: float = 1.05, **options: Unpack[PolicyOptions]
 ) -> SAPO:
-    """Soft adaptive policy optimization."""
+    """Returns soft adaptive policy optimization."""
     return SAPO(
         tau_positive=tau_positive, tau_negative=tau_negative, **policy_fields(sapo, options)
     )
@@ -273,8 +278,9 @@ class KLCov(PolicyLoss):
     """A penalty on the tokens whose logprob and advantage covary most (arXiv 2505.22617).
 
     Attributes:
-        fraction: Of the mini-batch's response tokens that are penalised; at least one token is.
-        coefficient: Of the penalty |log policy - log anchor|.
+        fraction: The fraction of the mini-batch's response tokens that are penalised; at least one
+            token is.
+        coefficient: The coefficient of the penalty |log policy - log anchor|.
     """
 
     kind: ClassVar[str] = "kl_cov"
@@ -287,7 +293,7 @@ class KLCov(PolicyLoss):
 def kl_cov(
     fraction: float = 0.0002, coefficient: float = 1.0, **options: Unpack[PolicyOptions]
 ) -> KLCov:
-    """The policy gradient with a penalty on the tokens of largest covariance."""
+    """Returns the policy gradient with a penalty on the tokens of largest covariance."""
     return KLCov(fraction=fraction, coefficient=coefficient, **policy_fields(kl_cov, options))
 
 
@@ -298,7 +304,8 @@ class DPPO(PolicyLoss):
     Divergence proximal policy optimization, its binary form (Qi et al., arXiv 2602.04879).
 
     Attributes:
-        limit: Largest |policy - behaviour| probability in the direction of the advantage.
+        limit: The largest difference of probabilities, policy - behaviour, in the direction of the
+            advantage.
     """
 
     kind: ClassVar[str] = "dppo"
@@ -308,7 +315,7 @@ class DPPO(PolicyLoss):
 
 
 def dppo(limit: float = 0.1, **options: Unpack[PolicyOptions]) -> DPPO:
-    """The policy gradient within a trust region of total variation."""
+    """Returns the policy gradient within a trust region of total variation."""
     return DPPO(limit=limit, **policy_fields(dppo, options))
 
 
@@ -317,8 +324,8 @@ class Kimi(PolicyLoss):
     """The policy gradient with a squared log-ratio of the sample (Kimi k1.5, arXiv 2501.12599).
 
     Attributes:
-        tau: Weight of half the squared log-ratio to the anchor.
-        level: The log-ratio's: of the whole sample (the paper's) or of each token.
+        tau: The weight of half the squared log-ratio to the anchor.
+        level: The level of the log-ratio: the whole sample (as in the paper) or each token.
     """
 
     kind: ClassVar[str] = "kimi"
@@ -329,5 +336,5 @@ class Kimi(PolicyLoss):
 
 
 def kimi(tau: float = 0.1, **options: Unpack[PolicyOptions]) -> Kimi:
-    """The policy gradient with a squared log-ratio, as of Kimi k1.5."""
+    """Returns the policy gradient with a squared log-ratio, as in Kimi k1.5."""
     return Kimi(tau=tau, **policy_fields(kimi, options))
