@@ -97,7 +97,7 @@ class LocalRequest:
         kind: That somebody asked for, `auto` otherwise.
         where: Who asked.
         may_run_ahead: Samples may be older than the weights.
-        must_run_ahead: Some policy of the scheduler is about drawing ahead.
+        must_run_ahead: Some policy of the scheduler is about generating ahead.
         in_process: Another executor draws in its own process only.
     """
 
@@ -159,7 +159,7 @@ def default_choice(request: LocalRequest) -> LocalChoice:
         )
     if kind not in ("auto", ASYNCHRONOUS) and request.must_run_ahead:
         raise PlanError(
-            "a policy of the scheduler is about drawing ahead of the trainer",
+            "a policy of the scheduler is about generating ahead of the trainer",
             where=request.where,
             found=kind,
             expected="auto or asynchronous",

@@ -1,9 +1,9 @@
 """The machines of a running Ray cluster as a pool (`cluster: ray`, or `cluster: ray:ADDRESS`).
 
-Ray's own listing says which nodes are alive, how many CPUs, GPUs and NPUs each offers, and of what
-type its accelerators are; their memory and rates come from the hardware catalogue, for Ray knows
-neither. It is asked in a process of its own: joining a cluster starts threads, reads tokens and can
-wait for minutes on an address where nobody answers, none of which the caller has to live with.
+Ray's own listing has the nodes that are alive, the CPUs, GPUs and NPUs of each, and the type of its
+accelerators; their memory and rates come from the hardware catalogue, for Ray knows neither. The
+listing is made in a process of its own: joining a cluster starts threads, reads tokens and can wait
+for minutes on an address where nothing answers.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def ray_pool(cluster: str = "ray", *, timeout_s: float = 30.0) -> ResourcePool:
 
 
 def _named(address: str) -> str:
-    """How a configuration names an address."""
+    """Returns the configuration's text for an address."""
     if address == "auto":
         return "ray"
     return address if address.startswith("ray://") else f"ray:{address}"
 
 
 def ask_ray(address: str = "auto", *, timeout_s: float = 30.0) -> list[Mapping[str, object]]:
-    """What `ray.nodes()` says, asked in a process that ends with the answer.
+    """Returns the answer of `ray.nodes()`, called in a process that ends with the answer.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers in time.
@@ -198,10 +198,9 @@ def _devices(
 
 
 def _spec_of_type(name: str) -> DeviceSpec | None:
-    """The device that Ray calls so; None of none, or where another one that it calls so has less
-    memory.
+    """Returns the device with Ray's type name; the smallest of several; None if unknown.
 
-    Ray makes `A100` of what the driver says, whether it has 40 or 80 GB.
+    Ray's name is of the driver: `A100` has 40 or 80 GB.
     """
     spec = find_spec(name)
     others = () if spec is None or name == spec.name else abbreviated(name)

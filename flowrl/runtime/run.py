@@ -95,7 +95,7 @@ def new_run(
 ) -> Iterator[tuple[RunFolder, RunInputs]]:
     """A run folder with configuration, graphs and plans, and what the run reads of its user's.
 
-    Both are held while the block runs.
+    Both are caught while the block runs.
 
     Raises:
         FlowError: this executor cannot run the stages, or the data, a reward or an environment
@@ -116,7 +116,7 @@ def new_run(
 
 
 def is_done(checkpoint: Checkpoint, stage: CompiledStage) -> bool:
-    """Whether the checkpoint's stage is over; one that has more steps by now goes on."""
+    """True if the checkpoint's stage is over; one that has more steps by now continues."""
     position = checkpoint.position
     ended_early = ended_at(checkpoint.state, position.stage, position.step)
     enough = position.step >= stage.config.train.steps
@@ -163,7 +163,7 @@ class _Interrupt:
             os.write(2, b"\nstopping at the next step boundary; a second time ends at once\n")
 
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals are the main thread's; whoever runs flowrl in another one handles them
+            yield  # only the main thread receives signals; another caller handles them itself
             return
         before = [signal.signal(number, handle) for number in STOPS]
         try:
@@ -245,11 +245,11 @@ def _open_display(config: RunConfig) -> Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A step that is to be made next.
+    """The next step to make.
 
     Attributes:
-        index: Of its stage.
-        number: Of the step in its stage, from 1.
+        index: Index of its stage.
+        number: Number of the step in its stage, from 1.
         make: Makes and records it.
     """
 
@@ -262,8 +262,8 @@ class Run:
     """The loop over stages and steps.
 
     Attributes:
-        summary: Of the run, once it is over.
-        loop: The stage that is run now.
+        summary: Summary of the run, once it is over.
+        loop: The stage that runs now.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class Run:
         self.loop: Stage | None = None
 
     def describe(self) -> str:
-        """Who waits for whom."""
+        """Returns who waits for whom."""
         return self._open.describe()
 
     def watch(self, beat: Callable[[], None]) -> None:
@@ -326,7 +326,7 @@ class Run:
         self._open.open(self._checkpoint)
         # Libraries and data rows live as long as the run; without this each full collection of the
         # garbage collector walks over all of them (0.1 s) in the middle of a step. A program that
-        # has frozen its own objects keeps the say over them.
+        # has frozen its own objects keeps control over them.
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
@@ -337,7 +337,7 @@ class Run:
         self.summary = self._end()
 
     def _turns_of(self, index: int, done: int, checkpoint: Checkpoint | None) -> Iterator[Turn]:
-        """Those of a stage.
+        """Yields the steps of a stage.
 
         What belongs to the boundary after a step (a stop check, an evaluation, a checkpoint) is
         settled before the next step, also where a run was stopped in between.
@@ -445,7 +445,7 @@ class Run:
     def _evaluate(
         self, stage: str, step: int, num: int | None = None
     ) -> Mapping[str, float] | None:
-        # A breakpoint in a reward is meant for the steps; held-out samples are hundreds.
+        # Breakpoints in a reward are for the steps; held-out samples are hundreds.
         is_eager = self._config.executor == "eager"
         with breakpoints_left_out() if is_eager else nullcontext():
             row = self._open.evaluate(stage, step, num)

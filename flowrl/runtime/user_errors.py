@@ -1,4 +1,4 @@
-"""What a user's code raised, and on which of its lines, in the words of a message."""
+"""Errors of the user's code as text: what was raised, and at which of the user's lines."""
 
 from __future__ import annotations
 

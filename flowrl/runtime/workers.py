@@ -45,10 +45,10 @@ __all__ = [
 
 
 def require(name: str, service: Service, role: str) -> Plugin:
-    """The plug-in `name`, usable on this machine and offering `service`.
+    """Returns the plug-in `name`, usable on this machine and offering `service`.
 
     Raises:
-        BackendError: it is not; says what to do.
+        BackendError: it is not; the hint shows what to do.
     """
     plugin = find(name)
     if service not in plugin.capabilities.services:
@@ -73,11 +73,11 @@ class PolicyWorker:
     """A policy role's workers in this process.
 
     Attributes:
-        generate: None where the role never generates.
+        generate: The engine; None if the role never generates.
         shared: The engine reads the trainer's parameters in place.
         stale: The weights were trained since they were last published.
-        version: Of the weights that the engine serves; counts publications.
-        scratch: A folder name that may be used while weights travel; the first publication says it.
+        version: Version of the weights that the engine serves; counts publications.
+        scratch: A temporary folder name for exported weights; set at the first publication.
     """
 
     role: RoleName
@@ -219,7 +219,7 @@ class Waitable(Protocol):
 
 
 def wait_for_any(workers: Iterable[Waitable], timeout_s: float, *extra: int) -> None:
-    """Waits until a worker has something to say, or `timeout_s` is over.
+    """Waits until a worker has output, or `timeout_s` is over.
 
     Args:
         extra: Further descriptors that end the wait when they are readable.

@@ -329,7 +329,7 @@ def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, pr
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"executor": "eager"}, "draws what its lines ask for"),
+        ({"executor": "eager"}, "generates what its lines ask for"),
         ({"train": {"policies": {"publication": "abrot"}}}, "no kind of publication 'abrot'"),
         ({"train": {"policies": {"publicaton": "abort"}}}, "no rule of the scheduler"),
         (
@@ -343,7 +343,7 @@ def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, pr
         ({"train": {"policies": {"retries": {"tries": 2}}}}, "no option of retries 'tries'"),
         (
             {"train": {"policies": {"fairness": {"kind": "weighted_shares", "math": 1}}}},
-            "rows do not say their source",
+            "rows do not name their source",
         ),
         (
             {"train": {"policies": {"fairness": {"kind": "weighted_shares", "math": 0}}}},
@@ -418,7 +418,7 @@ def test_shares_of_other_sources_than_the_data_has_are_refused_before_anything_s
 def test_aborted_episodes_would_never_end_and_are_refused(tmp_path: Path):
     config = CONFIGS["guessing"](tmp_path / "runs")
     config["train"] |= {"max_staleness": 1, "policies": {"publication": "abort"}}
-    with pytest.raises(ConfigError, match="begins anew"):
+    with pytest.raises(ConfigError, match="starts again"):
         api.run(None, config, display=WatchedDisplay())
 
 
@@ -426,5 +426,5 @@ def test_several_rollouts_cannot_run_ahead(tmp_path: Path):
     config = CONFIGS["self_play"](tmp_path / "runs")
     config["train"]["max_staleness"] = 1
     config["plan"] = {"kind": "asynchronous"}
-    with pytest.raises(ConfigError, match="only a single rollout can run ahead"):
+    with pytest.raises(ConfigError, match="only a single rollout can generate ahead"):
         api.run(None, config, display=WatchedDisplay())

@@ -118,7 +118,7 @@ def test_an_episode_that_breaks_off_past_the_budget_stops_the_run_with_its_turn(
     told = str(caught.value)
     assert "raised LookupError: no such move in turn 0 (" in told
     assert "test_episode_rollouts.py:" in told
-    assert "mend the environment, or raise rewards.max_failures" in told
+    assert "correct the environment, or raise rewards.max_failures" in told
 
 
 def test_an_episode_that_breaks_off_within_the_budget_drops_its_group(tokenizer: Tokenizer):

@@ -352,7 +352,7 @@ def test_a_kind_that_draws_in_the_main_process_is_refused_with_the_fix(tmp_path:
     plan = replace(plan, kind=kind, weight_routes=routes.base.weight_routes)
     message = refused(compiled, plan)
     assert "kind" in message
-    assert "draws in 'main'" in message
+    assert "generates in 'main'" in message
     assert re.search(r"write operations\.\d\.process: actor\.generate", message)
 
 

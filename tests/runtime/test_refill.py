@@ -265,13 +265,13 @@ def test_refilling_is_refused_where_it_would_not_do_what_it_says(
 
 def test_refilling_is_refused_line_by_line(tmp_path: Path):
     config = {**dapo(tmp_path), "executor": "eager"}
-    with pytest.raises(ConfigError, match="no line that draws further prompts"):
+    with pytest.raises(ConfigError, match="no line that takes further prompts"):
         api.run(None, config, display=WatchedDisplay())
 
 
 def test_refilling_is_refused_of_a_stage_that_draws_nothing(tmp_path: Path):
     config = tiny_config(tmp_path)
     config["stage"]["sft"]["train"]["refill"] = True
-    with pytest.raises(ConfigError, match="it draws nothing") as caught:
+    with pytest.raises(ConfigError, match="it generates nothing") as caught:
         api.run(None, config, display=WatchedDisplay())
     assert caught.value.where == "stage.sft.train.refill"

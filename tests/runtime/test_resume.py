@@ -392,7 +392,7 @@ def test_a_killed_run_without_a_checkpoint_begins_again_in_its_folder(
     assert not list((run / "checkpoints").glob("*"))
     display = WatchedDisplay()
     resumed(run, display=display)
-    assert "begins anew" in display.notes[0]
+    assert "starts again" in display.notes[0]
     assert outcome(run) == straight
 
 

@@ -50,7 +50,7 @@ def test_a_reward_without_terms_is_named_by_its_key(tmp_path: Path):
     compiled = fl.compile(two_rewards, config)
     require_runnable(compiled.config, compiled.stages)
     roles = {**compiled.config.roles, "judge": RoleConfig(backend="verify", terms=())}
-    with pytest.raises(fl.ConfigError, match="says no reward") as caught:
+    with pytest.raises(fl.ConfigError, match="has no reward") as caught:
         require_runnable(compiled.config.model_copy(update={"roles": roles}), compiled.stages)
     assert str(caught.value).startswith("roles.judge.terms: ")
     assert "test_runnable.py:" in str(caught.value)

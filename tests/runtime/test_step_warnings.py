@@ -142,4 +142,4 @@ def test_tokens_that_the_tokenizer_does_not_have_are_told_once_a_stage():
     drawn = StepMetrics(stage="a", step=2, num_samples=1, extra={"draws.2/unnamed_tokens": 3.0})
     none = StepMetrics(stage="a", step=1, num_samples=1, extra={"unnamed_tokens": 0.0})
     (said,) = told(none, drawn, drawn)
-    assert said.startswith("a step 2: 3 tokens drawn that the tokenizer does not have")
+    assert said.startswith("a step 2: 3 tokens sampled that the tokenizer does not have")

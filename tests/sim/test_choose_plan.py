@@ -104,7 +104,7 @@ def test_kinds_that_cannot_be_are_refused():
         default_choice(replace(request, kind="spatial"))
     with pytest.raises(PlanError, match="ahead of the trainer"):
         default_choice(replace(request, kind="asynchronous"))
-    with pytest.raises(PlanError, match="about drawing ahead"):
+    with pytest.raises(PlanError, match="about generating ahead"):
         default_choice(replace(request, kind="temporal", must_run_ahead=True))
 
 

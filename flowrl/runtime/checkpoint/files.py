@@ -5,14 +5,14 @@
         state.json          the driver's own state: data cursor, scheduler, counters
         MANIFEST.json       written last: format, position, size and SHA-256 of every file
 
-A checkpoint is built in a folder beside its place, every file is synced, the folder is renamed, and
-only then is MANIFEST.json written, itself by a rename. A folder without one is incomplete: it is
-named in a warning, never read, and removed after the next checkpoint succeeds. Killed at any
-moment, `latest` is the checkpoint before or the new one.
+A checkpoint is built in a temporary folder, every file is synced, the folder is renamed, and only
+then is MANIFEST.json written, itself by a rename. A folder without one is incomplete: it is named
+in a warning, never read, and removed after the next checkpoint succeeds. If the process is killed
+at any moment, `latest` is the checkpoint before or the new one.
 
 A complete checkpoint whose files no longer match their checksums is damaged. It is an error that
-names the file; an older checkpoint is never taken silently in its place. The message says which
-older one there is, and removing the damaged folder chooses it.
+names the file; an older checkpoint is never used silently in its place. The message names the
+older one, and removing the damaged folder selects it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of the manifest; raised when an older reader would misunderstand a newer checkpoint."""
+"""Format version of the manifest; raised when an older reader would misread a checkpoint."""
 
 _MANIFEST = "MANIFEST.json"
 _STATE = "state.json"
@@ -74,8 +74,8 @@ class Checkpoint:
     """A complete checkpoint whose files match their checksums.
 
     Attributes:
-        path: Its folder; what the workers wrote lies below it as they wrote it.
-        state: What the driver gave to `CheckpointStore.save`.
+        path: Its folder, with the files of the workers below it.
+        state: The state that was passed to `CheckpointStore.save`.
     """
 
     path: Path
@@ -121,7 +121,7 @@ class CheckpointInterval:
         self._since = self._clock()
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after `step` steps of a stage."""
+        """True if a checkpoint is to be written after `step` steps of a stage."""
         if self._steps and step % self._steps == 0:
             return True
         return bool(self._minutes) and self._clock() - self._since >= 60 * self._minutes
@@ -138,8 +138,8 @@ class CheckpointStore:
     ('0001-grpo-step10', 640)
 
     Args:
-        folder: Where they lie; made when the first is saved. One process writes to it at a time
-            (the run folder's lock).
+        folder: The folder of all checkpoints; made when the first is saved. One process writes to
+            it at a time (the run folder's lock).
         keep: Complete checkpoints that stay; the newest always does.
     """
 
@@ -330,5 +330,5 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
         "cannot write a checkpoint",
         where=str(path),
         found=error.strerror or str(error),
-        hint="make room or give write permission, then resume; earlier checkpoints are untouched",
+        hint="free disk space or give write permission, then resume; older checkpoints are intact",
     )

@@ -1,15 +1,15 @@
 """The journal of a run's rollouts: every event of every scheduler, in files of bounded size.
 
     journal/STAGE/ROLLOUT/000001.jsonl
-    journal/STAGE/ROLLOUT/000002.jsonl      begins with the whole state, so each file stands alone
+    journal/STAGE/ROLLOUT/000002.jsonl      begins with the whole state, so each file is complete
     ...
 
-What happened in a step is written at its end with one call, so a file holds whole steps, but for a
-run that ended with an error: then what led to it is there. When a file is full the next one begins;
-when there are too many the oldest goes. A resumed run begins a new file with the state that it goes
-on from, and what the files before say of later events is void.
+The events of a step are written at its end with one call, so a file holds whole steps; only a run
+that ended with an error has a partial step at its end. When a file is full the next one begins;
+when there are too many the oldest is removed. A resumed run begins a new file with the state from
+which it continues; later events in the files before are void.
 
-`sample_journal` reads back what is needed to tell of one sample.
+`SampleFiles.of_sample` reads the files that concern one sample.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JOURNALS = "journal"
 """The folder of a run that holds them."""
 
 NUM_FILES = 16
-"""Of a journal; the oldest one goes when another is begun."""
+"""Files of a journal; the oldest one is removed when another is begun."""
 
 
 class RolloutJournal:
@@ -51,8 +51,8 @@ class RolloutJournal:
         note (before each step of the scheduler) ... flush (at the end of a step) ... close
 
     Args:
-        folder: Where its files lie.
-        max_bytes: Of the events in all of its files together, roughly.
+        folder: The folder of its files.
+        max_bytes: Approximate size of the events in all of its files together.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -117,8 +117,8 @@ class RolloutJournals:
     """The journals of a run.
 
     Attributes:
-        folder: Of the run.
-        max_bytes: Of one rollout's files; 0 writes none.
+        folder: Folder of the run.
+        max_bytes: Size of one rollout's files; 0 writes none.
     """
 
     folder: Path
@@ -139,9 +139,9 @@ class SampleFiles:
     """The journal files of one rollout.
 
     Attributes:
-        stage: Of the run.
-        rollout: The node that draws.
-        files: Oldest first.
+        stage: Name of the stage.
+        rollout: The node that generates.
+        files: The files, oldest first.
     """
 
     stage: str
@@ -149,9 +149,9 @@ class SampleFiles:
     files: Sequence[Path]
 
     def of_sample(self, sample: SampleId) -> Journal | None:
-        """The part of the journal that tells of a sample; None where nothing does.
+        """Returns the journal from the offer of a sample's group to the sample's last event.
 
-        Only files from the offer of its group to the last word on it are read.
+        Returns None if no file mentions the sample. Other files are not read.
         """
         group = sample.rpartition("/")[0]
         words = (f'"{group}"'.encode(), f'"{sample}"'.encode())
@@ -160,11 +160,11 @@ class SampleFiles:
 
     @property
     def whole_mb(self) -> int | None:
-        """A `runtime.journal_mb` that would have kept all of it; None where nothing has gone."""
+        """The `runtime.journal_mb` that would have kept every file; None if none was removed."""
         first, newest = (int(path.stem) for path in (self.files[0], self.files[-1]))
         if first == 1:
             return None
-        # At most so many files are kept, however full those are that a stop or an error ended.
+        # The number of files is bounded, however full those are that a stop or an error ended.
         full = max(path.stat().st_size for path in self.files)
         return math.ceil(newest * full / (1 << 20))
 

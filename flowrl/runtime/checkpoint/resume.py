@@ -3,10 +3,11 @@
     open the folder -> latest checkpoint -> stages, steps, files, graphs are those it began with
     -> cut the logs back -> execute
 
-With `accept_changes` a run goes on with files that have changed since it began: each is named, and
-from then on they are the run's own. Training data may then have other rows: the cursor stays where
-it is among as many prompts, and begins a new epoch among more or fewer. Samples that were drawn
-before keep their tokens. The graph may say other numbers, but must have the same nodes and edges.
+With `accept_changes` a run continues with files that have changed since it began: each is named,
+and from then on they are the run's own. Training data may then have other rows: the cursor keeps
+its position if there are as many prompts, and begins a new epoch if there are more or fewer.
+Samples that were generated before keep their tokens. The graph may have other numbers, but must
+have the same nodes and edges.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def resume_local(
         files = InputFiles(config, stages, folder.path)
         notes = _check_files(files, accept_changes)
         if checkpoint is None:
-            notes = ["no checkpoint was written before: the run begins anew", *notes]
+            notes = ["no checkpoint was written before: the run starts again", *notes]
             folder.truncate_after(names, names[0], -1)
         else:
             position = checkpoint.position
@@ -78,7 +79,7 @@ def resume_local(
                 checkpoint = _of_any_data(checkpoint)
         files.write()
         folder.write_config(config_yaml(config))  # with what this resumption changes
-        for stage in stages:  # likewise, where a hand has edited one
+        for stage in stages:  # also if a checkpoint was edited by hand
             folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
             if accept_changes:
                 text, data = format_graph(stage.graph), graph_to_json(stage.graph)
@@ -89,7 +90,7 @@ def resume_local(
 
 
 def _check_place(checkpoint: Checkpoint, stages: Sequence[CompiledStage], path: Path) -> None:
-    """Whether the checkpoint is of a step that these stages have."""
+    """True if the checkpoint is of a step that these stages have."""
     position, names = checkpoint.position, [stage.name for stage in stages]
     if position.stage not in names or names.index(position.stage) != position.stage_index:
         raise CheckpointError(
@@ -112,14 +113,14 @@ def _check_steps(stage: CompiledStage, position: Position, path: Path) -> None:
 
 
 def _is_finished(checkpoint: Checkpoint, stages: Sequence[CompiledStage]) -> bool:
-    """Whether nothing is left to do: the last stage made all its steps, or stopped early."""
+    """True if nothing is left to do: the last stage made all its steps, or stopped early."""
     position = checkpoint.position
     last = position.stage_index == len(stages) - 1
     return last and is_done(checkpoint, stages[position.stage_index])
 
 
 def _check_files(files: InputFiles, accept_changes: bool) -> list[str]:
-    """What is to be noted of files that have changed.
+    """Returns a note for each file that has changed.
 
     Raises:
         CheckpointError: a file has changed, and changes are not accepted.
@@ -133,7 +134,7 @@ def _check_files(files: InputFiles, accept_changes: bool) -> list[str]:
 
 
 def _check_graphs(stages: Sequence[CompiledStage], path: Path, accept_changes: bool) -> None:
-    """What is left of the run must be what it began as; source lines may have moved."""
+    """Checks that the graphs are those the run began with; source lines may have moved."""
     for stage in stages:
         written = path / f"graph.{stage.name}.txt"
         if not written.is_file():
@@ -152,7 +153,7 @@ def _check_graphs(stages: Sequence[CompiledStage], path: Path, accept_changes: b
 
 
 def _without_costs(graph: Graph) -> str:
-    """What the graph does, whatever it costs on the device that it is planned for."""
+    """Returns the graph without the costs on the device for which it was planned."""
     return format_graph(graph.with_nodes(node.without_attrs("cost") for node in graph.nodes))
 
 
@@ -171,7 +172,7 @@ def _of_any_data(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _without_fingerprint(cursor: object) -> object:
-    """Of one source, or of a mixture of several."""
+    """Removes data fingerprints from the cursor of a source, or of each source of a mixture."""
     if not isinstance(cursor, Mapping):
         return cursor
     return {k: _without_fingerprint(v) for k, v in cursor.items() if k != "fingerprint"}

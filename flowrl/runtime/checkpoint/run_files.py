@@ -3,14 +3,14 @@
     inputs.json of a run folder:
     {"rewards.terms.score.function": {"mine.py": {"nbytes": 210, "sha256": "..."}}, ...}
 
-A file stands under the config key that names it, by its path from the folder of what the key names,
+A file is listed under the config key that names it, by its path from the folder that the key names,
 so that a run folder, or a whole project, can be moved. These are read:
 
 - reward, environment and workflow files, and files of own losses, advantages and maps, each with
-  the user's modules that they import, as far as their text says so;
+  the user's modules that they import, as far as their text shows;
 - data files;
-- model folders: configs, tokenizer, chat template and weights; of a new model, those that the run
-  has made.
+- model folders: configs, tokenizer, chat template and weights; of a new model, the files that the
+  run has made.
 
 Contents are hashed; of large weights the header and evenly spaced blocks. What a function opens
 when it is called, and installed packages, are not seen.
@@ -60,11 +60,11 @@ _MAX_HEADER = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFingerprint:
-    """What is remembered of a file.
+    """The size and checksum of a file.
 
     Attributes:
         nbytes: Its size.
-        sha256: Of its content; of large weights, of their header and sampled blocks.
+        sha256: Checksum of its content; of large weights, of their header and sampled blocks.
     """
 
     nbytes: int
@@ -101,7 +101,7 @@ class InputFiles:
         resumed run:  refuse_changes -> write, where changes are accepted
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
 
     def __init__(self, config: RunConfig, stages: Sequence[CompiledStage], folder: Path) -> None:
@@ -128,10 +128,10 @@ class InputFiles:
         write_json_atomic(self._folder / INPUTS, marks)
 
     def changes(self) -> list[str] | None:
-        """What differs from what was written down, a sentence a file; None where nothing was.
+        """Returns the differences from the recorded files, a sentence each; None without a record.
 
         Raises:
-            CheckpointError: what was written down cannot be read.
+            CheckpointError: the record cannot be read.
         """
         began = self._written()
         if began is None:
@@ -217,7 +217,7 @@ def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
 
 
 def _role_files(config: RunConfig, stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]]:
-    """Of rewards and environments that a stage uses, and of the rewards of evaluations."""
+    """Lists files of rewards and environments that a stage uses, and of rewards of evaluations."""
     used = sorted({role for stage in stages for role in stage.graph.roles})
     terms = [(config.rewards.terms, "rewards.terms")]
     terms += [config.terms_of(role) for role in used]
@@ -232,7 +232,7 @@ def _role_files(config: RunConfig, stages: Sequence[CompiledStage]) -> Iterator[
 
 
 def _program_files(stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]]:
-    """Of workflows, and of own losses, advantages and maps, where flowrl has not brought them."""
+    """Lists files of workflows, and of the user's own losses, advantages and maps."""
     for stage in stages:
         found = [Path(stage.workflow.source.file)]
         for node in stage.graph.nodes:
@@ -255,16 +255,16 @@ def _file_of(reference: str) -> Path | None:
     elif place:
         try:
             spec = importlib.util.find_spec(place)
-        except (ImportError, ValueError):  # whoever opens it says that it is not there
+        except (ImportError, ValueError):  # opening the file raises the error that it is missing
             return None
         file = None if spec is None else spec.origin
     return Path(file) if file is not None and _is_user_module(Path(file)) else None
 
 
 def imported_files(file: Path) -> list[Path]:
-    """The user's modules that a Python file imports, and that those import, from its text alone.
+    """Returns the user's modules that a Python file imports, transitively, from its text alone.
 
-    They are looked for beside the importing file and in the working folder.
+    They are searched in the folder of the importing file and in the working folder.
     """
     found: dict[Path, None] = {}
     waiting = [file]
@@ -280,7 +280,7 @@ def _imports(file: Path) -> Iterator[Path]:
     try:
         module = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # whoever runs it says what is wrong
+        return  # running the file raises the error
     for node in ast.walk(module):
         match node:
             case ast.Import(names=names):

@@ -1,4 +1,4 @@
-"""Samples that are drawn, or begun, and that no step has used yet, as files of a checkpoint.
+"""Samples that are generated, or begun, and not used by a step yet, as files of a checkpoint.
 
     samples.json           a row a sample; batches and ends that no step has reported yet, by its id
     samples.safetensors    tokens, logprobs and what else has a length, of all samples together
@@ -58,10 +58,10 @@ _NUMBERS: Mapping[str, type[np.generic]] = {
 
 @dataclass(slots=True, kw_only=True)
 class UnusedSamples:
-    """What a driver has of samples when it is written down.
+    """The samples of a driver at a step boundary.
 
     Attributes:
-        payloads: Of every live sample, and of filtered ones that no batch has named yet.
+        payloads: Payloads of every live sample, and of filtered ones that no batch has named yet.
         verdicts: Why those groups were filtered.
         judged: Their samples.
         dropped: Samples that were dropped since the last batch, with the reason.
@@ -78,7 +78,7 @@ class UnusedSamples:
         return bool(self.payloads or self.dropped or self.batches)
 
     def copy(self) -> UnusedSamples:
-        """As it is now: payloads go on growing, and their arrays never change."""
+        """Returns a copy: payloads are extended later, but their arrays never change."""
         return UnusedSamples(
             payloads={sample: _copy(payload) for sample, payload in self.payloads.items()},
             verdicts=dict(self.verdicts),
@@ -171,7 +171,7 @@ def _exact(value: float | None) -> str | None:
 
 
 def read_unused(folder: Path, item_of: Callable[[GroupId], PromptItem]) -> UnusedSamples:
-    """What `write_unused` wrote.
+    """Reads the files of `write_unused`.
 
     Args:
         item_of: The prompt of a group.

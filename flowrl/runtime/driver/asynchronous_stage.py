@@ -1,16 +1,16 @@
-"""A stage that learns from one batch while the next ones are drawn.
+"""A stage that trains on one batch while later ones are generated.
 
     trainer's thread    | batch k: forward, update, publish k | batch k+1 ...
-    rollout's thread    | scheduler, scorers, filters: all the time
-    engines' processes  | draw all the time, with weights of their own
+    rollout thread      | scheduler, scorers, filters: all the time
+    engine processes    | generate all the time, with their own copy of the weights
 
 A step takes the batch that the scheduler delivers, as soon as it is ready, and learns from it like
 any other stage. Every sample that it learns from is at most `max_staleness` publications old, which
 is checked once more here, from the versions that the engines have noted with each token.
 
-Which samples make a batch depends on who was ready first, so two runs of one seed differ. What
-stays is the account: every prompt is offered once, and every sample has one end, also over a stop
-and a resumption. A checkpoint holds what was drawn and not used.
+The samples of a batch depend on which ones were ready first, so two runs with one seed differ. Two
+guarantees hold, also over a stop and a resumption: every prompt is offered once, and every sample
+has one end. A checkpoint holds the samples that were generated and not used yet.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AsynchronousStage(Stage):
     Args:
         rollout: The only one of the stage, with a fleet of engines.
         thread: Runs its driver; of the whole run.
-        publish: Publishes the weights that its engines draw with.
+        publish: Publishes the weights with which the stage's engines generate.
         stop: A true value gives up waiting for a batch.
         timeout_s: Seconds that the thread may take to come to a call.
     """
@@ -99,7 +99,7 @@ class AsynchronousStage(Stage):
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
         if not self._is_ready:
-            # Later, one that is opened anew must not keep the others waiting.
+            # Later, an engine that is restarted must not keep the others waiting.
             self._call(self._fleet.wait_ready)
             self._is_ready = True
         started = time.monotonic()
@@ -143,7 +143,7 @@ class AsynchronousStage(Stage):
     def _with_ages(
         self, result: StepResult, ages: Counter[int], collected: CollectedBatch, waited_s: float
     ) -> StepResult:
-        """The step's rows with what only an asynchronous step has to tell."""
+        """Adds the metrics that only an asynchronous step has to its rows."""
         extra = dict(result.metrics.extra)
         extra |= {f"age/{age}": float(ages[age]) for age in sorted(ages)}
         extra["surplus"] = float(collected.ready)
@@ -162,7 +162,7 @@ class AsynchronousStage(Stage):
     # Weights
 
     def publish(self, engine: EngineId, version: int) -> None:
-        """Sends new weights to the engines, and tells the scheduler."""
+        """Sends new weights to the engines and reports the version to the scheduler."""
         if self._driver.serves(engine):
             folder = self._fleet.written(version)
             self._thread.post(lambda: self._driver.load(version, folder))
@@ -172,10 +172,10 @@ class AsynchronousStage(Stage):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Nothing uses scorers while the block runs; engines go on with what they have.
+        """Keeps the scorers unused while the block runs; engines continue with their samples.
 
         Raises:
-            BaseException: what has ended the rounds, which nobody has waited for since.
+            BaseException: the error that ended the rounds, if no call has raised it yet.
         """
 
         def settle() -> None:
@@ -217,7 +217,7 @@ class AsynchronousStage(Stage):
 
 
 def checked_ages(collected: CollectedBatch, max_staleness: int) -> Counter[int]:
-    """How many consumed samples are so many publications old.
+    """Returns the number of consumed samples for each staleness, in publications.
 
     Raises:
         SchedulerError: one is older than `max_staleness`.

@@ -53,7 +53,7 @@ class NodeInputs:
 
     Attributes:
         node: The node.
-        samples: The set of samples that it speaks of.
+        samples: The set of samples on which the node works.
     """
 
     __slots__ = ("_parts", "_step", "node", "samples")
@@ -99,16 +99,16 @@ class NodeInputs:
         return self.read(edge.src, field)
 
     def floats(self, argument: str, field: str) -> Floats | None:
-        """The same as float32."""
+        """Returns the values of `get` as float32."""
         found = self.get(argument, field)
         return None if found is None else np.asarray(found, np.float32)
 
     def samples_of(self, edge: Edge) -> SampleSet:
-        """The set that an edge's values speak of."""
+        """Returns the set to which an edge's values belong."""
         return self._step.sets[self._parts.made[edge.src]]
 
     def is_per_token(self, edge: Edge, field: str) -> bool:
-        """Whether a field of an edge has one value a token."""
+        """True if a field of an edge has one value for each token."""
         output = self._parts.graph.node(edge.src).output(field)
         return output is not None and output.unit is Unit.TOKENS
 
@@ -161,7 +161,7 @@ def _field(inputs: NodeInputs, key: str) -> Array:
 
 
 def _truncated(samples: SampleSet) -> Mask | None:
-    """bool `[N]`, whether a response was cut off; None for samples that nobody drew."""
+    """Returns bool `[N]`, true for truncated responses; None for samples of a data source."""
     finishes = [payload.finish for payload in samples.payloads]
     if None in finishes:
         return None
@@ -231,11 +231,11 @@ def _batch(
 
 
 SQUARES = "sum_pi_squared"
-"""What a logprobs node gives beside logprobs, where an advantage reads it."""
+"""The second output of a logprobs node, where an advantage reads it."""
 
 
 def reads_squares(graph: Graph, node: Node) -> bool:
-    """Whether an advantage reads sums of squared probabilities of a logprobs node."""
+    """True if an advantage reads sums of squared probabilities of a logprobs node."""
     return any(edge.src == node.id and edge.argument == "policy" for edge in graph.edges)
 
 
@@ -295,11 +295,11 @@ def turns_of(sequences: SequenceBatch, places: Padding) -> Turns:
 
 
 DISTRIBUTIONS = "distributions"
-"""What a logprobs node gives beside logprobs, where an update's penalty is the whole divergence."""
+"""The second output of a logprobs node, where an update's penalty is the full divergence."""
 
 
 def reads_distributions(graph: Graph, node: Node) -> bool:
-    """Whether an update reads whole distributions of a logprobs node."""
+    """True if an update reads whole distributions of a logprobs node."""
     return any(
         isinstance(kl := graph.node(edge.dst).attr("kl"), KL) and kl.estimator == "full"
         for edge in graph.edges
@@ -330,7 +330,7 @@ def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ..
 
 
 def train_batch(inputs: NodeInputs) -> TrainBatch:
-    """What the update's loss and penalty read; nothing that they do not."""
+    """Makes the batch with the fields that the update's loss and penalty read, and no others."""
     loss = inputs.node.attr("loss")
     assert isinstance(loss, LossSpec)
     needs = loss.needs
@@ -357,7 +357,7 @@ def _behaviour_logprobs(inputs: NodeInputs) -> Floats | None:
 
 
 def _old_logprobs(inputs: NodeInputs) -> Floats | None:
-    """Of the policy at the start of the step; None where the update's own forward is that."""
+    """Returns the policy's logprobs at the start of the step; None to use the update's forward."""
     match inputs.node.attr("old_logprobs"):
         case "forward":
             return inputs.floats("old", "logprobs")
@@ -393,7 +393,7 @@ def update_spec(
     temperature: float,
     max_tokens: int,
 ) -> UpdateSpec:
-    """How the batch becomes optimizer updates, as the plan sizes them."""
+    """Returns how the batch is divided into optimizer updates, with the sizes of the plan."""
     loss = inputs.node.attr("loss")
     assert isinstance(loss, LossSpec)
     operation = plan.operation(inputs.node.id)

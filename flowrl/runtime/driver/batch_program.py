@@ -1,11 +1,11 @@
 """Runs the batch part of a lowered graph: what comes after samples are delivered.
 
 The streaming part (source, generate, interact, rule scores, filters on them) belongs to the rollout
-drivers, sample by sample; `flowrl.runtime.driver.graph_parts` draws the line. The rest runs here
+drivers, sample by sample; `flowrl.runtime.driver.graph_parts` divides the graph. The rest runs here
 node by node in the graph's order, each by the function that the table names for its operation.
 
-A node works on the set of samples that it speaks of. Where a filter leaves none, what follows on
-that set is skipped, and the step says which nodes were.
+A node works on one set of samples. If a filter leaves none, the nodes that follow on that set are
+skipped, and the step lists them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """What nodes have an effect on beside their step.
+    """The workers and callbacks outside a step that nodes act on.
 
     Attributes:
         policies: Open workers by role.
@@ -71,13 +71,15 @@ class BatchProgram:
 
     Args:
         parts: A graph at the lowered level, taken apart.
-        plan: Of that graph; says how many mini-batches and rows an update takes at once.
+        plan: The plan of that graph; it fixes the mini-batches and rows that an update takes at
+            once.
         context: Workers and effects.
-        samplings: How the samples of each rollout and each source were drawn.
-        samplers: Of the rollouts whose logprobs are those of the sampler, what trainers repeat.
+        samplings: The sampling options of each rollout and each source.
+        samplers: The sampling options that trainers repeat, for rollouts with the sampler's
+            logprobs.
 
     Attributes:
-        kl_coefficients: Of the update nodes whose penalty adapts, once they have run.
+        kl_coefficients: Coefficients by update node whose penalty adapts, once it has run.
 
     Raises:
         PlanError: the graph has an operation that this executor cannot run.
@@ -229,7 +231,7 @@ class BatchProgram:
         worker.stale = True
         steps = step.updates.setdefault(node.id, [])
         for rows in spec.mini_batches:
-            # One call a mini-batch, so that a stall is told by an update, not by a whole step.
+            # One call a mini-batch, so that the watchdog sees progress at every update.
             steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
             self._context.beat()
         self._steer(node, steps, len(batch))

@@ -1,4 +1,4 @@
-"""What a rollout driver is given and what it gives: scorers, budgets, delivered batches."""
+"""The inputs and results of a rollout driver: scorers, failure budgets, delivered batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class EventStamp(TypedDict):
-    """What every event has."""
+    """Fields that every event has."""
 
     id: int
     at_s: float
@@ -43,7 +43,7 @@ class Clock(Protocol):
 
 
 class Scorers(Protocol):
-    """What scores samples for a role: processes (`ScoringPool`), or this one (`InlineScorer`)."""
+    """Scores samples for a role: in processes (`ScoringPool`) or in this one (`InlineScorer`)."""
 
     def submit(self, requests: Sequence[ScoreRequest]) -> None:
         """Takes samples to score."""
@@ -70,10 +70,10 @@ class FailureBudget:
     failed: int = 0
 
     def spend(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> None:
-        """Counts a failed reward, or an episode that its environment broke off.
+        """Counts a failed reward, or an episode that its environment could not finish.
 
         Raises:
-            RewardError: it is one more than allowed; names the sample and what it said.
+            RewardError: it is one more than allowed; names the sample and the failure's message.
         """
         self.failed += 1
         if self.failed > self.allowed:
@@ -82,7 +82,7 @@ class FailureBudget:
                 where=f"sample {failure.sample}",
                 found=f"prompt {_excerpt(payload.item.prompt)}, response {_excerpt(payload.text)}",
                 expected=f"at most {self.allowed} failed rewards (rewards.max_failures)",
-                hint=f"mend the {_whose(failure)}, or raise rewards.max_failures to drop such "
+                hint=f"correct the {_whose(failure)}, or raise rewards.max_failures to drop such "
                 "samples",
             )
 
@@ -93,14 +93,14 @@ def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
 
 @dataclass(slots=True)
 class Seconds:
-    """Where the driver's time went; the last three are its own work.
+    """The driver's time in seconds; the last three fields are its own work.
 
-    Of a batch that is drawn beside the trainer: since the one before was delivered.
+    In an asynchronous stage it is counted from the delivery of the batch before.
 
     Attributes:
-        generate: Engines that it drives; waiting for those in other processes. Beside the trainer
-            the time of all engines together.
-        score_wait: Waiting for scorers when everything is drawn; nobody does beside the trainer.
+        generate: Running in-process engines, or waiting for engine processes; in an asynchronous
+            stage the time of all engines together.
+        score_wait: Waiting for scorers when all samples are generated; 0 in an asynchronous stage.
         offer: Prompts offered, and requests sent to engines.
         drive: Ends of samples taken, texts made, scorers asked.
         answer: Scores taken, groups judged, batches delivered.
@@ -120,13 +120,13 @@ class CollectedBatch:
     Attributes:
         groups: Delivered groups in offer order, each with its members' payloads in member order.
         filtered: Samples of groups that the filter took out, with its reason.
-        num_filtered_groups: How many groups those were.
+        num_filtered_groups: Number of filtered groups.
         dropped: Samples that ended unused, with the reason.
-        further: Prompts that were offered for it beside those it was asked for, in order.
+        further: Prompts that were offered for it in addition to the requested ones, in order.
         seconds: Time of this collection.
         version: Publications when it was delivered.
         ready: Samples that are scored and wait for a later batch.
-        under_way: Samples that are drawn or scored now.
+        under_way: Samples that are being generated or scored.
     """
 
     groups: list[GroupRows] = field(default_factory=list)
@@ -141,7 +141,7 @@ class CollectedBatch:
 
 
 def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
-    """What a scorer is told of a sample whose response is decoded."""
+    """Makes the request for a scorer from a sample whose response is decoded."""
     row = payload.item.row
     return ScoreRequest(
         sample=sample,
@@ -155,7 +155,7 @@ def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
 
 
 def merged_terms(terms: Mapping[RoleName, Mapping[str, float]]) -> dict[str, float]:
-    """The terms of several scorers; a name that more than one has stands behind its role's.
+    """Joins the terms of several scorers; a name that several have is prefixed with the role.
 
     >>> merged_terms({"verifier": {"format": 1.0, "accuracy": 0.0}, "judge": {"format": 0.5}})
     {'verifier/format': 1.0, 'accuracy': 0.0, 'judge/format': 0.5}

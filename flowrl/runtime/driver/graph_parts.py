@@ -45,14 +45,14 @@ class RolloutPart:
 
     Attributes:
         node: The `generate` or `interact` whose samples they are.
-        generate_node: The `generate` that draws tokens: `node`, or the one of its region.
+        generate_node: The `generate` that samples tokens: `node`, or the one of its region.
         source: The prompts that are answered.
         scorers: Rule scores of its samples, in order.
         filters: Filters that judge its groups, in order.
-        ends: Those of `filters` whose sets are read; a group that none of them keeps is filtered.
+        ends: The filters whose sets are read; a group that none of them keeps is filtered.
         maps: Maps that `filters` read, in order.
         kept: The set that is handed over.
-        whole: Whether filtered samples are in it too.
+        whole: True if filtered samples are delivered too.
     """
 
     node: Node
@@ -71,7 +71,7 @@ class GraphParts:
 
     Attributes:
         graph: The graph.
-        made: For each node, the node that made the set of samples that it speaks of.
+        made: For each node, the node that made the set of samples on which it works.
         rollouts: In order.
         sources: Nodes of data whose samples are learned from as they are.
         batch: Nodes that run on whole sets, in order.
@@ -103,7 +103,7 @@ class GraphParts:
         self.batch = self._batch_nodes(filters)
 
     def streams(self, node: NodeId) -> bool:
-        """Whether what a node gives of a group follows from the group alone, once it is scored."""
+        """True if a node's result for a group follows from the group alone, once it is scored."""
         return self._streams[node]
 
     def origin(self, node: NodeId) -> NodeId:
@@ -121,7 +121,7 @@ class GraphParts:
     # What streams
 
     def _is_streaming(self, node: Node) -> bool:
-        """Whether what a node gives of a group is known as soon as the group is scored."""
+        """True if a node's result for a group is known as soon as the group is scored."""
         if node.op in _ROLLOUTS or is_rule_score(node):
             return True
         spec = node.attr("spec")
@@ -217,7 +217,7 @@ class GraphParts:
 
 
 def is_rule_score(node: Node) -> bool:
-    """Whether a node scores text by rules, sample by sample, and not with a model."""
+    """True if a node scores text by rules, sample by sample, and not with a model."""
     return node.op is Op.SCORE and node.attr("by") != "model"
 
 
@@ -282,19 +282,19 @@ class RoleUse:
         return [node for node in self._nodes.get(role, ()) if node.op in ops]
 
     def is_trained(self, role: RoleName) -> bool:
-        """Whether any stage updates it."""
+        """True if any stage updates the role."""
         return bool(self.does(role, Op.UPDATE))
 
     def generates(self, role: RoleName) -> bool:
-        """Whether it needs an engine."""
+        """True if the role needs an engine."""
         return role == self.policy or bool(self.does(role, Op.GENERATE))
 
     def is_frozen_copy(self, role: RoleName) -> bool:
-        """Whether it is a copy that no stage trains: made anew at the beginning of each stage."""
+        """True for a copy that no stage trains: it is made again at the start of each stage."""
         return self.source_of(role) is not None and not self.is_trained(role)
 
     def head(self, role: RoleName) -> Head:
-        """What its model must end in: a critic and a reward model give numbers."""
+        """Returns the head of the role's model: critics and reward models end in one number."""
         if self.does(role, Op.VALUES, Op.SCORE):
             return "value"
         losses = [node.attr("loss") for node in self.does(role, Op.UPDATE)]

@@ -2,7 +2,7 @@
 
 A payload is made when its group is offered, grows when an attempt ends, and is taken out when the
 sample is delivered or dropped. It is plain data, so that it can be written into a checkpoint
-beside the scheduler's state.
+together with the scheduler's state.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _NO_FLOATS: Floats = np.zeros(0, np.float32)
 
 @dataclass(slots=True, kw_only=True)
 class Payload:
-    """What is known of one sample.
+    """The data of one sample.
 
     Attributes:
         item: Its prompt and data row.
         attempt: The running attempt, or the last one; ends of others are not joined.
         tokens: int64 `[R]` response tokens of all attempts so far.
         logprobs: float32 `[R]`, of the policy that produced each token.
-        versions: `((version, count), ...)` over the R tokens; an environment's words count as drawn
-            by the weights before them.
-        kept: `[R]`, what the sampler left to draw from at each; None where it is not reported.
+        versions: `((version, count), ...)` over the R tokens; observations of an environment have
+            the version of the tokens before them.
+        kept: `[R]`, the tokens that truncated sampling kept at each position; None if unreported.
         finish: How the last attempt ended; None while it runs.
-        text: The decoded response, set when it is sent to the scorer; of an episode, all that was
-            said.
-        score: What is told of the sample, set when all scorers answered; `terms` are its parts.
-        scores: What each scoring role gave; an episode ends with that of its environment.
+        text: The decoded response, set when it is sent to the scorer; of an episode, the whole
+            conversation.
+        score: The reported score, set when all scorers have answered; `terms` are its parts.
+        scores: The score of each scoring role; an episode ends with that of its environment.
         judged: The score that each filter looked at, by the filter's node.
-        failure: What the reward did instead of giving a score; empty where it did not fail.
+        failure: The failure of the reward in place of a score; empty where it did not fail.
         failed_term: `ROLE/TERM` where a term of a scoring role did that, and it is known which.
         mask: bool `[R]`, true at tokens that the policy produced; None where it produced all.
         turn: int64 `[R]` of an episode; this and the next two as in `SequenceBatch`.
         token_reward: float32 `[R]` of an episode.
         state: int64 `[R]` of an episode.
-        broken: Why an episode broke off; it has no score then.
+        broken: The reason why an episode ended without a score; None otherwise.
     """
 
     item: PromptItem
@@ -81,7 +81,7 @@ class Payload:
 
     @property
     def is_episode(self) -> bool:
-        """Whether it is a whole episode with an environment, which has scored it."""
+        """True for a whole episode with an environment, which has scored it."""
         return self.turn is not None
 
     @property
@@ -123,7 +123,7 @@ class Payload:
 
     def _take_episode(self, end: FinishedEpisode) -> None:
         if len(self.tokens):
-            # An aborted episode begins anew, so that no attempt before has left tokens.
+            # An aborted episode restarts, so that no attempt before has left tokens.
             raise SchedulerError(
                 "an episode ended for a sample that has tokens already",
                 where=f"sample {end.sample}, attempt {end.attempt}",
@@ -162,7 +162,7 @@ class PayloadStore:
         self._payloads[sample] = Payload(item=item)
 
     def restore(self, payloads: Mapping[SampleId, Payload]) -> None:
-        """Puts in what a checkpoint held."""
+        """Adds the payloads of a checkpoint."""
         self._payloads.update(payloads)
 
     def all(self) -> dict[SampleId, Payload]:
@@ -206,14 +206,14 @@ def sequence_batch(
 
 
 def _kept(payloads: Sequence[Payload]) -> KeptTokens | None:
-    """What was left to draw from at each token of a batch; None where no sampler reported it."""
+    """Joins the tokens that truncated sampling kept in a batch; None if unreported."""
     if all(payload.kept is None for payload in payloads):
         return None
     parts = []
     for payload in payloads:
         if payload.kept is None and payload.num_sampled:
             raise SchedulerError(
-                "a sample does not say what its sampler kept, as the others of its batch do",
+                "a sample does not report what its sampler kept, as the others of its batch do",
                 found=f"{payload.num_sampled} tokens for prompt {payload.item.group}",
             )
         parts.append(KeptTokens.everything(len(payload.item.prompt_ids)))
@@ -250,7 +250,7 @@ def _with_turns(batch: SequenceBatch, payloads: Sequence[Payload]) -> SequenceBa
 def behaviour_logprobs(
     batch: SequenceBatch, payloads: Sequence[tuple[SampleId, Payload]]
 ) -> Floats:
-    """float32 `[T]`, the rollout's logprobs at response tokens and 0 elsewhere."""
+    """Returns float32 `[T]`, the rollout's logprobs at response tokens and 0 at other tokens."""
     flat = np.zeros(len(batch.tokens), np.float32)
     if payloads:
         flat[batch.response_mask] = np.concatenate(

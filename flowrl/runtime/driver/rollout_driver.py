@@ -1,4 +1,4 @@
-"""Drives a RolloutScheduler: tells it what happened, does what it asks.
+"""Drives a RolloutScheduler: sends it events and carries out its actions.
 
 The scheduler decides; this module has the engines, the scorers and the clock. One thread runs it:
 an in-process engine decodes inside `poll`, scorers work in their own processes meanwhile, so a
@@ -8,13 +8,14 @@ finished sample is scored while others still generate and a finished group is ju
     SamplesScored -> [Judge] -> GroupsJudged -> [Deliver] -> collect returns
 
 Where the scheduler refills batches, prompts are offered in rounds: once all samples of one round
-have ended, as many further prompts as the batch is short of. So what an engine decodes together
-does not depend on when a scorer answered, and a resumed run draws the same tokens to the last bit.
+have ended, as many further prompts as the batch is short of. So the batches that an engine decodes
+do not depend on when a scorer answered, and a resumed run samples the same tokens to the last bit.
 
-An engine that dies is told to the scheduler, which has its samples drawn elsewhere or again, and
-opened anew; `flowrl.runtime.local.engine_restarts` says how often.
+An engine that fails is reported to the scheduler, which has its samples generated again, on another
+engine where there is one, and it is restarted; `flowrl.runtime.local.engine_restarts` limits the
+number of restarts.
 
-Every wait is bounded by the stall timeout, after which `SchedulerError` says who waits for whom.
+Every wait is bounded by the stall timeout, after which `SchedulerError` lists who waits for whom.
 """
 
 from __future__ import annotations
@@ -100,24 +101,24 @@ __all__ = [
 
 
 POLL_S = 0.25
-"""How long to wait for what others send before Ctrl-C is looked at again."""
+"""Seconds to wait for other processes before Ctrl-C is checked again."""
 _DECODE_S = 30.0
-"""The same of an engine here, which stops after a number of steps: a slow one draws the same."""
+"""The same for an in-process engine, which stops after a number of steps, however slow they are."""
 
 
 class RolloutDriver:
     """One scheduler with its engines and scorers.
 
     Args:
-        scheduler: The state machine; nobody else may step it.
-        engines: Generating engines by id. One that breaks is opened anew if it is `Restartable`.
-        scorers: What scores, by role; a sample is scored when all of them answered. Without
-            any, samples have no score.
-        reported: The role whose score is told of a sample; by default the first of `scorers`.
-        store: Where payloads are kept, for an engine that looks prompts up.
+        scheduler: The state machine; only this driver may step it.
+        engines: Generating engines by id. One that fails is restarted if it is `Restartable`.
+        scorers: Scorers by role; a sample is scored when all of them have answered. Without any,
+            samples have no score.
+        reported: The role whose score is reported for a sample; by default the first of `scorers`.
+        store: The payload store, for an engine that looks prompts up.
         tokenizer: Decodes responses for the scorer.
-        sampling: Of every request.
-        grammar: What every response, or every turn, is held to.
+        sampling: The sampling options of every request.
+        grammar: The grammar of every response, or of every turn.
         group_size: Samples for each prompt.
         seed_of: The seed of a sample's random stream.
         judge: Verdicts on groups; None where the scheduler does not ask for any.
@@ -126,8 +127,8 @@ class RolloutDriver:
         stop: Asked between polls; a true value raises KeyboardInterrupt there.
         stall_timeout_s: Seconds without any event after which `collect` gives up.
         supply: Further prompts, for a scheduler that refills batches.
-        unused: What `unused` gave when the scheduler was written; None with a new scheduler.
-        journal: Is told of every event before the scheduler is.
+        unused: The value of `unused` when the scheduler was written; None with a new scheduler.
+        journal: Receives every event before the scheduler does.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class RolloutDriver:
         reported_role = next(iter(scorers), None) if reported is None else reported
         self._results = ScorerResults(self._scorers, reported_role, self.store)
         self._outcomes = SampleOutcomes(self.store, unused)
-        self._wake_s: float | None = None  # when the scheduler is to be told the time
+        self._wake_s: float | None = None  # when the scheduler next needs the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
         self._engine_failures = EngineFailures(self._engines)
         self._offer_s = 0.0  # since the last batch was collected
@@ -214,11 +215,11 @@ class RolloutDriver:
         self._offer_s += self._clock() - started
 
     def serves(self, engine: EngineId) -> bool:
-        """Whether it is the engine that this driver's samples come from."""
+        """True if this driver's samples come from the engine."""
         return engine in self._engines
 
     def publish(self, version: int) -> None:
-        """Tells the scheduler that the engines serve weights `version`."""
+        """Reports to the scheduler that the engines serve weights `version`."""
         self._emit(WeightsPublished(**self._stamp(), version=version))
 
     def collect(self, batch: int, groups: int) -> CollectedBatch:
@@ -231,7 +232,7 @@ class RolloutDriver:
             BatchNotFilled: a batch that is to be refilled costs more prompts than it may.
             WorkerDied: the last engine is given up.
             SchedulerError: nothing moved for the stall timeout.
-            KeyboardInterrupt: `stop` said so.
+            KeyboardInterrupt: `stop` returned true.
         """
         seconds, started, offered_s = Seconds(), self._clock(), self._offer_s
         failed = self._failures.failed
@@ -242,7 +243,7 @@ class RolloutDriver:
         try:
             self._run(lambda: self._is_delivered(batch), seconds)
         except BaseException:
-            # The rollout is given up. Made anew by a resumed run, its rewards fail anew.
+            # The rollout is given up. When a resumed run makes it again, its rewards fail again.
             self._failures.failed = failed
             raise
         collected = self._outcomes.batches.pop(batch)
@@ -301,7 +302,7 @@ class RolloutDriver:
         return 1
 
     def _report_silence(self) -> int:
-        """Tells the scheduler of engines that say nothing any more; how many."""
+        """Reports silent engines to the scheduler, and returns their number."""
         heartbeat_s = self.scheduler.settings.patience.heartbeat_s
         silent = self._engine_failures.fallen_silent(heartbeat_s) if heartbeat_s else []
         for engine in silent:
@@ -320,7 +321,7 @@ class RolloutDriver:
         """
         engines = self._waitable_engines()
         if extra or engines:
-            # Of a pool that owes no answer nobody reads what it says, so that would end every wait.
+            # A pool without open requests is not polled; a message from it would end every wait.
             pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
             wait_for_any([*engines, *(pools if self._results.due else ())], POLL_S, *extra)
 
@@ -348,13 +349,13 @@ class RolloutDriver:
         return number
 
     def describe(self) -> str:
-        """Who waits for whom, in one line."""
+        """Returns who waits for whom, in one line."""
         episodes = [e.describe() for e in self._engines.values() if isinstance(e, EpisodeEngine)]
         waits = [*self.scheduler.waits(), *filter(None, episodes)]
         return "; ".join(waits) or f"nobody waits; samples: {self.scheduler.counts}"
 
     def _is_busy_with_dropped(self) -> bool:
-        """Whether an engine or a scorer still has a sample that ended without it."""
+        """True if an engine or a scorer still has a sample that was dropped."""
         held = (*self._running.values(), self._results.due)
         return any(self.store.get(sample) is None for samples in held for sample in samples)
 
@@ -365,7 +366,7 @@ class RolloutDriver:
         return self._event
 
     def _stamp(self) -> EventStamp:
-        """Of an event that happens now."""
+        """Returns the stamp of an event that happens now."""
         return {"id": self._next(), "at_s": self._clock() - self._began}
 
     def _emit(self, event: Event) -> None:
@@ -408,7 +409,7 @@ class RolloutDriver:
         return progressed
 
     def _restart_engines(self) -> int:
-        """Has the samples of broken engines drawn again, and opens these anew; how many."""
+        """Requeues the samples of failed engines and restarts these; returns their number."""
         broken = dict(self._engine_failures.broken)
         for engine_id, error in broken.items():
             self._running[engine_id].clear()
@@ -496,10 +497,10 @@ class RolloutDriver:
             case UpdateEngine():
                 self._update_engine(action.engine)
             case ReleaseEngine():
-                # Nobody asks engines to leave here, so it was silent for too long.
+                # Engines are never asked to leave here, so this one was silent for too long.
                 self._engine_failures.give_up(action.engine, "its heartbeat was lost")
             case PauseEngine() | ContinueEngine():
-                pass  # an engine makes no token without a request, and is told of each by itself
+                pass  # an engine makes no token without a request, and gets each request by itself
             case _:
                 assert_never(action)
 
@@ -541,7 +542,7 @@ class RolloutDriver:
         if self._scorers:
             self._results.ask(payloads)
         elif payloads:
-            # A sample is scored when the scheduler is told so; nobody reads the 0.
+            # A sample is scored when the scheduler receives this event; the 0 is never read.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
             self._pending.append(SamplesScored(**self._stamp(), scores=scores))
 

@@ -28,7 +28,7 @@ _LIBRARIES = ("flowrl", "torch", "transformers", "numpy", "tokenizers")
 
 
 def ended_at(state: Mapping[str, object], stage: str, step: int) -> bool:
-    """Whether, by a checkpoint's state, a stop criterion ended the stage after `step`."""
+    """True if, by a checkpoint's state, a stop criterion ended the stage after `step`."""
     ledger = state.get("ledger")
     settled = ledger.get("settled") if isinstance(ledger, Mapping) else None
     return settled == [stage, step, True]
@@ -84,17 +84,17 @@ class RunTotals:
         return self._steps.get(stage, 0)
 
     def settle(self, stage: str, step: int, reached: bool) -> None:
-        """What belongs to the boundary after `step` is done; `reached` ends the stage there."""
+        """Marks the boundary after `step` as done; `reached` ends the stage there."""
         self._settled = (stage, step, reached)
 
     def settled(self, stage: str, step: int) -> bool | None:
-        """Whether the stage ended at that boundary; None where it is not settled yet."""
+        """True if the stage ended at that boundary; None if it is not settled yet."""
         if self._settled is None or self._settled[:2] != (stage, step):
             return None
         return self._settled[2]
 
     def state(self) -> dict[str, object]:
-        """As it goes into a checkpoint."""
+        """Returns the totals as JSON for a checkpoint."""
         return {
             "ledger": {
                 "wall_s": self._elapsed(),
@@ -129,7 +129,7 @@ class RunTotals:
         self.before, self.after = ledger["before"], ledger["after"]
 
     def summary(self, folder: RunFolder, num_held_out: int) -> Summary:
-        """What the run ends with."""
+        """Returns the summary at the end of the run."""
         config = self._config
         metric = self._metric()
         return Summary(
@@ -176,7 +176,7 @@ def evaluation_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
         raise RewardError(
             "no held-out sample was scored: the reward failed for all of them",
             where="eval",
-            hint="mend the reward function; with rewards.max_failures=0 the run stops at the first",
+            hint="fix the reward function; with rewards.max_failures=0 the run stops at the first",
         )
     names = sorted({name for payload in payloads for name in payload.terms})
     # An environment counts what happens; what never happened in an episode is no term of it.

@@ -41,11 +41,11 @@ class SampleOutcomes:
     """See the module.
 
     Args:
-        store: Where payloads are; batches take theirs out of it.
-        unused: What `unused` gave before; its payloads are put into the store.
+        store: The payload store; batches take their payloads out of it.
+        unused: The value of `unused` in a checkpoint; its payloads are put into the store.
 
     Attributes:
-        batches: Delivered ones that nobody has taken, by number.
+        batches: Delivered batches that were not taken yet, by number.
     """
 
     def __init__(self, store: PayloadStore, unused: UnusedSamples | None = None) -> None:
@@ -107,11 +107,11 @@ class SampleOutcomes:
 
 @dataclass(slots=True)
 class ScoreCounts:
-    """What has come.
+    """The scorers' answers since the last poll.
 
     Attributes:
         num: Answers of single scorers.
-        scored: Samples that all have answered now, with the score that is told of them.
+        scored: Samples that all scorers have answered now, with the reported score.
         failed: Samples for which one of them failed, the first one.
     """
 
@@ -125,8 +125,8 @@ class ScorerResults:
 
     Args:
         scorers: By role.
-        reported: The role whose score is told of a sample.
-        store: Where scores are noted.
+        reported: The role whose score is reported for a sample.
+        store: The payload store, in which scores are noted.
 
     Attributes:
         due: Samples that are with scorers, and how many of them have not answered.
@@ -154,11 +154,11 @@ class ScorerResults:
             pool.submit(requests)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until one of them has something to say."""
+        """Waits until a scorer has an answer."""
         any(pool.wait(timeout_s) for pool in self._scorers.values())
 
     def poll(self) -> ScoreCounts:
-        """What they have said since the last call; returns at once."""
+        """Returns the answers since the last call; returns at once."""
         answers = ScoreCounts()
         for role, pool in self._scorers.items():
             for result in pool.poll():
@@ -204,7 +204,7 @@ class ScorerResults:
         terms = self._terms.setdefault(result.sample, {})
         terms[role] = result.terms
         if len(terms) == len(self._scorers):
-            # In the order of roles, whichever answered first; an environment has spoken before.
+            # In the order of roles, whichever answered first; an environment has answered before.
             of_role = {role: terms[role] for role in self._scorers}
             if payload.is_episode:
                 of_role = {next(iter(payload.scores)): payload.terms, **of_role}

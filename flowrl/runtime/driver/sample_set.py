@@ -88,10 +88,10 @@ class StepBatch:
     """A step's samples on their way through the graph.
 
     Attributes:
-        number: Of the step in its stage, from 1.
+        number: Number of the step in its stage, from 1.
         sets: By the node that made each set.
         values: Arrays by (node, field).
-        updates: What each update node's optimizer did, in order.
+        updates: The optimizer steps of each update node, in order.
         kl_coefficients: The coefficient that each update node's adaptive penalty had.
         logged: Numbers that the program logs, by name.
         skipped: Nodes that had no sample to work on.

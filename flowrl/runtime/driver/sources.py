@@ -44,9 +44,9 @@ class Source:
         node: Its id.
         cursor: Hands out its rows.
         num: Rows of a step.
-        responses: What comes with each row; None for prompts, which are answered by rollouts.
-        pairs: Whether two responses come with each row, the preferred one first.
-        observes: Whether its cursor goes by how prompts did (a curriculum).
+        responses: The responses of each row; None for prompts, which are answered by rollouts.
+        pairs: True if two responses come with each row, the preferred one first.
+        observes: True if its cursor uses the scores of prompts (a curriculum).
         prompts: Its rows.
     """
 
@@ -63,10 +63,10 @@ class Source:
         return self.cursor.take(self.num)
 
     def take_further(self, num: int, source: str = "") -> list[PromptItem]:
-        """The next rows, beside those of a step; of one source of prompts, where it is named."""
+        """Takes rows in addition to those of a step; of one source of prompts, if named."""
         if not source:
             return self.cursor.take(num)
-        assert isinstance(self.cursor, PromptMixture)  # nobody else names sources
+        assert isinstance(self.cursor, PromptMixture)  # only a mixture names sources
         return self.cursor.take_of(source, num)
 
     def item_of(self, group: GroupId) -> PromptItem:
@@ -119,8 +119,8 @@ class PromptSupply:
 
     Attributes:
         take: The next prompts, so many, of a source of prompts where one is named.
-        limit: Prompts that one batch may cost; of a rollout that runs ahead, groups that may be
-            lost between two batches.
+        limit: Prompts that one batch may cost; for a streaming rollout, groups that may be lost
+            between two batches.
         where: The config key of the limit, and its value.
         filters: By the reason that they give, the filters as the graph writes them.
         kept: Groups that the filter kept since the last batch.

@@ -3,8 +3,8 @@
     take rows from every source -> for each rollout: offer them, collect samples -> batch program
 
 Rollouts take turns, in the order of the graph: they may share an engine and scorers, whose answers
-would otherwise reach the wrong driver. Steps count from 1; between steps a stage can be written
-down and go on elsewhere.
+would otherwise reach the wrong driver. Steps count from 1; between steps a stage can be written to
+a checkpoint and resumed in another process.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ Members: TypeAlias = Sequence[tuple[SampleId, Payload]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRollout:
-    """A rollout of the graph and what carries it out.
+    """A rollout of the graph with its driver.
 
     Attributes:
         begin: Called before each collection (the plan's residency switches).
-        fleet: Its engines, where they are in processes of their own.
-        journal: Where it notes what happens.
+        fleet: Its engines, if they are in processes of their own.
+        journal: The journal in which the driver notes events.
     """
 
     part: RolloutPart
@@ -106,7 +106,7 @@ class Stage:
         self._boundary = self._written()
 
     def publish(self, engine: EngineId, version: int) -> None:
-        """Tells the rollouts that draw from `engine` that it serves weights `version`.
+        """Reports to the rollouts that sample from `engine` that it serves weights `version`.
 
         Engines in processes of their own are sent the weights first.
         """
@@ -139,7 +139,7 @@ class Stage:
                     stack.callback(rollout.journal.close)
 
     def describe(self) -> str:
-        """Who waits for whom, in one line."""
+        """Returns who waits for whom, in one line."""
         collecting = self._collecting
         return "a batch is being worked on" if collecting is None else collecting.describe()
 
@@ -172,7 +172,7 @@ class Stage:
     def _end(
         self, step: StepBatch, generated: Sequence[GeneratedRollout], started: float
     ) -> StepResult:
-        """What a step leaves: scores are told, the next boundary is reached."""
+        """Ends a step: assigns scores, and writes the state of the next boundary."""
         self._report.assign_scores(step, generated)
         self._observe(generated)
         self._boundary = self._written()
@@ -212,7 +212,7 @@ class Stage:
                 self._collecting = rollout.driver
                 generated.append(_collect(rollout, step.number, items[rollout.part.source]))
         except BaseException:
-            # The step is given up. Made anew by a resumed run, its rewards fail anew.
+            # The step is given up. When a resumed run makes it again, its rewards fail again.
             self._failures.failed = failed
             raise
         finally:
@@ -224,7 +224,7 @@ class Stage:
         return generated
 
     def _observe(self, generated: Sequence[GeneratedRollout]) -> None:
-        """Tells a curriculum how each prompt's group did, in offer order."""
+        """Reports the mean score of each prompt's group to a curriculum, in offer order."""
         for result in generated:
             source = self._sources[result.part.source]
             if not source.observes or result.part.node.id not in self._observed:
@@ -263,7 +263,7 @@ def _by_group(collected: CollectedBatch) -> dict[GroupId, Members]:
 
 
 def joined_rollouts(parts: GraphParts) -> list[set[NodeId]]:
-    """Rollouts whose groups some node puts beside each other: a baseline, or a map of both."""
+    """Returns the sets of rollouts whose groups a node combines: a baseline, or a map of both."""
     together: list[set[NodeId]] = []
     for node in parts.batch:
         reads = parts.graph.in_edges(node.id)
@@ -298,7 +298,7 @@ def drop_without_counterpart(generated: Sequence[GeneratedRollout]) -> None:
 
 
 def _observed(rollouts: Sequence[OpenRollout], report: StepReport) -> set[NodeId]:
-    """For each source the rollout whose scores say how its prompts did: the one learned from."""
+    """Chooses for each source the rollout whose scores rate its prompts: the trained one."""
     chosen: dict[NodeId, NodeId] = {}
     for rollout in rollouts:
         node, source = rollout.part.node.id, rollout.part.source

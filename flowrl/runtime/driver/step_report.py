@@ -1,7 +1,7 @@
-"""What a step says of itself: its row of metrics.jsonl and its rows of samples.jsonl.
+"""The report of a step: its row of metrics.jsonl and its rows of samples.jsonl.
 
-The numbers of a row speak of the stage's main policy and of the rollout that it learns from. Those
-of other roles and rollouts stand beside them, behind their name: `critic/loss`,
+The numbers of a row are of the stage's main policy and of the rollout on which it is trained. Those
+of other roles and rollouts have their name as a prefix: `critic/loss`,
 `actor.generate.2/reward_mean`.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 UNNAMED_TOKENS = "unnamed_tokens"
-"""The metric that counts tokens drawn that are none of the tokenizer's."""
+"""The metric that counts sampled tokens that the tokenizer does not name."""
 
 _FIRST_UPDATE = "mismatch/"
 """Metrics that mean something before the step's weights have changed, so of its first update."""
@@ -51,7 +51,7 @@ _FIRST_UPDATE = "mismatch/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step did: a row of metrics.jsonl and its rows of samples.jsonl."""
+    """The report of one step: a row of metrics.jsonl and its rows of samples.jsonl."""
 
     metrics: StepMetrics
     samples: Sequence[SampleRow]
@@ -73,9 +73,9 @@ class GeneratedRollout:
 
 
 def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
-    """The node whose score is told of a rollout's samples: what its advantage reads, or the first.
+    """Returns the node whose score is reported for a rollout: the advantage's, or the first.
 
-    None where nothing scores them.
+    Returns None if nothing scores the rollout's samples.
     """
     for advantage in parts.graph.of_op(Op.ADVANTAGE):
         for argument in ("scores", "baseline"):
@@ -92,9 +92,9 @@ class StepReport:
     Args:
         stage: Its name.
         parts: Its graph.
-        policy: The role that the row speaks of, if this stage updates it; otherwise it is the one
-            that it updates last.
-        tokenizers: By rollout, of the policy that draws it.
+        policy: The role whose numbers the row has, if this stage updates it; otherwise it is the
+            role that is updated last.
+        tokenizers: The tokenizer of the generating policy, by rollout.
 
     Attributes:
         main: The rollout, or the source, that this role learns from.
@@ -309,7 +309,7 @@ class StepReport:
         )
 
     def _counts(self, rollout: GeneratedRollout) -> dict[str, float]:
-        """What is counted of a rollout's samples where it can occur."""
+        """Returns the counts of a rollout's samples that only some rollouts have."""
         payloads = [payload for _, payload in _scored(rollout.collected)]
         counts = {}
         cut = sum(_is_cut(payload) for payload in payloads)
@@ -327,7 +327,7 @@ class StepReport:
     def _filtered_by(
         self, part: RolloutPart, ends: Sequence[_Ended], groups: Collection[GroupId]
     ) -> dict[str, int]:
-        """How many of `groups` each filter and selection removed, most first."""
+        """Returns the number of `groups` that each filter and selection removed, largest first."""
         removed: dict[GroupId, tuple[str, list[Payload]]] = {}
         for _, payload, end, reason in ends:
             if end == "filtered" and payload.item.group in groups:
@@ -336,7 +336,7 @@ class StepReport:
         return {text: count for text, count in counts.most_common() if text}
 
     def _remover(self, part: RolloutPart, reason: str, payloads: Sequence[Payload]) -> str:
-        """What removed a group, as text: of several filters of a kind the first that would."""
+        """Returns the text of the filter that removed a group; of several of a kind the first."""
         nodes = [
             node
             for node in self._parts.graph.of_op(Op.FILTER, Op.SELECT)
@@ -374,7 +374,7 @@ class StepReport:
         failures: Counter[str] = Counter()
         for payload in failed:
             _, _, term = payload.failed_term.partition("/")
-            # Terms of one name are told apart by their roles, as `merged_terms` does.
+            # Terms of one name are distinguished by their roles, as in `merged_terms`.
             failures[payload.failed_term if payload.failed_term in values else term] += 1
         found = {"failed_rewards": float(len(failed))} if failed else {}
         for name in filter(None, dict.fromkeys((*values, *failures))):
@@ -432,14 +432,14 @@ def _scored(collected: CollectedBatch) -> list[tuple[SampleId, Payload]]:
 
 
 def _reason(node: Node) -> str:
-    """What a filter or a selection says of samples that it took out."""
+    """Returns the reason that a filter or a selection gives the samples that it took out."""
     spec = node.attr("spec")
     assert isinstance(spec, Spec)
     return spec.reason if isinstance(spec, FilterSpec) else spec.kind
 
 
 def _is_cut(payload: Payload) -> bool:
-    """Whether an episode ended because its next observation had no place."""
+    """True if an episode ended because its next observation did not fit."""
     return CUT_OBSERVATION in payload.terms or CUT_LENGTH in payload.terms
 
 
@@ -463,9 +463,9 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
 
 
 def _staleness(rollout: GeneratedRollout, ends: Sequence[_Ended]) -> dict[str, float]:
-    """How many publications a rollout's consumed samples are behind; nothing where there is none.
+    """Returns the staleness, in publications, of a rollout's consumed samples; empty without any.
 
-    A sample is as old as the oldest weights that drew one of its tokens.
+    A sample is as old as the oldest weights that sampled one of its tokens.
     """
     ages = [
         rollout.version - min(version for version, _ in payload.versions)

@@ -1,4 +1,4 @@
-"""What steps show that people should know of: told once a stage, or where it lasts."""
+"""Warnings about the metrics of steps, each given once in a stage or when it persists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 IDLE_STEPS = 3
-"""Steps in a row without a sample to learn from, or after a collapse, that are told of. One may be
+"""Steps in a row without a sample to train on, or after a collapse, before the warning. One may be
 chance."""
 
 
@@ -25,7 +25,7 @@ class StepWarnings:
     """Looks at the metrics of each step, in order.
 
     Args:
-        warn: Tells of what was found.
+        warn: Shows a warning.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class StepWarnings:
         self._rates: dict[str, float] = {}
 
     def of(self, metrics: StepMetrics) -> None:
-        """Tells of what a step shows for the first time in its stage."""
+        """Warns of what a step shows for the first time in its stage."""
         self._of_cut_episodes(metrics)
         self._of_unnamed_tokens(metrics)
         self._of_skipped_updates(metrics)
@@ -46,7 +46,7 @@ class StepWarnings:
         self._of_idle_steps(metrics)
 
     def _once(self, stage: str, what: str) -> bool:
-        """Whether it is the first time."""
+        """True for the first warning of this kind in the stage."""
         before = len(self._warned)
         self._warned.add((stage, what))
         return len(self._warned) > before
@@ -69,10 +69,10 @@ class StepWarnings:
         unnamed = sum(n for key, n in metrics.extra.items() if key.endswith(UNNAMED_TOKENS))
         if unnamed and self._once(metrics.stage, "unnamed"):
             self._warn(
-                f"{metrics.stage} step {metrics.step}: {counted(unnamed, 'token')} drawn that the "
-                "tokenizer does not have, for the model's embedding has more rows than that has "
+                f"{metrics.stage} step {metrics.step}: {counted(unnamed, 'token')} sampled that "
+                "the tokenizer does not have, for the model's embedding has more rows than it has "
                 "tokens. Rewards see them as <unused900>, by their ids; unnamed_tokens in "
-                "metrics.jsonl counts more of them. An untrained model draws them until it has "
+                "metrics.jsonl counts more of them. An untrained model samples them until it has "
                 "learnt not to; a trained one never should: look whether the tokenizer is its own"
             )
 
@@ -85,10 +85,10 @@ class StepWarnings:
             )
 
     def _of_collapse(self, metrics: StepMetrics) -> None:
-        """A policy that answered before, and now says nothing or does not stop.
+        """Warns of a policy that answered before, and now ends at once or does not stop.
 
-        Nearly all responses have one token, or are truncated; their scores tell them no longer
-        apart, and are worse than they have been.
+        Nearly all responses have one token, or are truncated; their scores no longer differ, and
+        are worse than they have been.
         """
         stage, mean = metrics.stage, metrics.reward_mean
         if metrics.learning_rate is not None:
@@ -112,7 +112,7 @@ class StepWarnings:
         self._warn(
             f"{metrics.stage} step {metrics.step}: the policy has collapsed. Its responses {how} "
             f"and score {_said(metrics)}; at step {best.step} it was {_said(best)}. Neither other "
-            f"prompts nor filters mend that: lower the learning rate{rates}, and begin from a "
+            f"prompts nor filters cure that: lower the learning rate{rates}, and begin from a "
             "checkpoint of before"
         )
 
@@ -137,13 +137,13 @@ class StepWarnings:
 
 
 def _is_worthless(metrics: StepMetrics, mean: float) -> bool:
-    """Whether the scores of a step have nothing to prefer."""
+    """True if the scores of a step give nothing to prefer."""
     equal = metrics.reward_std is not None and metrics.reward_std <= 1e-6 * max(1.0, abs(mean))
     return equal or (not metrics.num_samples and metrics.filtered_groups > 0)
 
 
 def _shrank(best: StepMetrics, now: StepMetrics) -> bool:
-    """Whether responses have no length of their own any more, as those of a better step had."""
+    """True if responses are now empty or truncated, while those of a better step were not."""
     if _is_silent(now):
         return best.length_mean is not None and best.length_mean > 1.5
     return (now.truncated or 0.0) >= 0.95 and (best.truncated or 0.0) < 0.5

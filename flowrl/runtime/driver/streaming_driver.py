@@ -6,8 +6,8 @@ data. What ends early waits as surplus; a batch takes what is ready, oldest firs
 sample only where going on without it would make it too old.
 
 New weights reach each engine between decode steps. With `publication=keep` all engines load them at
-once, and running samples go on with them; otherwise each loads them when the scheduler says that it
-is empty.
+once, and running samples continue with them; otherwise each loads them when the scheduler reports
+it empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StreamingDriver(RolloutDriver):
         fleet: The engines' processes.
         supply: Prompts, without end.
         batch_groups: Groups of a batch.
-        arguments: Of `RolloutDriver`; the scheduler admits by age budget.
+        arguments: The arguments of `RolloutDriver`; the scheduler admits by age budget.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StreamingDriver(RolloutDriver):
         self._emit(BatchAsked(**self._stamp(), batch=batch, groups=self._batch_groups))
 
     def is_delivered(self, batch: int) -> bool:
-        """Whether `take` gives it. May be asked in any thread."""
+        """True if `take` can return the batch. May be called from any thread."""
         return batch in self._outcomes.batches
 
     def take(self, batch: int) -> CollectedBatch:
@@ -81,7 +81,7 @@ class StreamingDriver(RolloutDriver):
         """Has the engines serve new weights.
 
         Args:
-            folder: What `EngineFleet.written` wrote.
+            folder: The folder that `EngineFleet.written` wrote.
         """
         self._fleet.announce(version, folder)
         if not self.scheduler.settings.publication.empties:
@@ -91,7 +91,7 @@ class StreamingDriver(RolloutDriver):
 
     def _update_engine(self, engine_id: EngineId) -> None:
         self._fleet.load(engine_id)
-        super()._update_engine(engine_id)  # what is sent behind the weights is drawn from them
+        super()._update_engine(engine_id)  # requests sent after the weights are sampled from them
 
     # Rounds
 
@@ -175,7 +175,7 @@ class StreamingDriver(RolloutDriver):
     # Standing still
 
     def stop_clock(self) -> None:
-        """No rounds for a while: what the engines say then is heard later, so no time passes."""
+        """Stops the clock while no rounds run, for messages of engines wait meanwhile."""
         self._stopped = self._clock()
 
     def start_clock(self) -> None:
@@ -190,7 +190,7 @@ class StreamingDriver(RolloutDriver):
         Raises:
             SchedulerError: they do not within the stall timeout.
         """
-        # The trainer waits, between two steps: neither drives the batch that is drawn.
+        # The trainer waits, between two steps: neither drives the batch that is being generated.
         spent = Seconds()
         self._wait_for(lambda: not self._results.due, lambda: self._poll_scoring(spent, wait=True))
 

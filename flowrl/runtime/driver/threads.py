@@ -3,7 +3,7 @@
     trainer's thread                      rollout thread
     call(act) -------------------------> acts, between two rounds of what it serves
     <------------------ result or error
-    post(act) -------------------------> acts likewise, and nobody waits for it
+    post(act) -------------------------> acts too; the caller does not wait
     wait_until(condition) <------------- something changed
 
 The served object belongs to the rollout thread alone; other threads reach it through `call`. An
@@ -45,7 +45,7 @@ _WATCH_S = 0.1
 
 
 class RoundServer(Protocol):
-    """What the thread runs."""
+    """The object that the thread drives."""
 
     def round(self, wake: int) -> int:
         """Does what there is to do, or waits a little for something; how much moved.
@@ -81,7 +81,7 @@ class RolloutThread:
     # The trainer's side
 
     def call(self, act: Callable[[], T], timeout_s: float) -> T:
-        """What `act` gives, done in the thread between two rounds.
+        """Returns the result of `act`, run in the thread between two rounds.
 
         Raises:
             SchedulerError: the thread does not come to it in time.
@@ -107,12 +107,12 @@ class RolloutThread:
         self._wake()
 
     def wait_until(self, done: Callable[[], bool], stop: Callable[[], bool]) -> bool:
-        """Waits until `done`; False where `stop` said so first.
+        """Waits until `done` returns true; returns False if `stop` returned true first.
 
-        Both are asked in the caller's thread, after each move and several times a second.
+        Both are called in the caller's thread, after each progress and several times a second.
 
         Raises:
-            BaseException: what ended the rounds.
+            BaseException: the error that ended the rounds.
         """
         with self._moved:
             while not done():
@@ -197,8 +197,8 @@ _SAMPLES, _ROUND = 20_000, 40
 class BusyThread:
     """Works for so many seconds from the beginning of the block, and counts.
 
-    Some milliseconds of work follow upon some of waiting, as in a driver whose engines and scorers
-    say something now and then; and as there, it is work on many small objects.
+    Some milliseconds of work follow some milliseconds of waiting, as in a driver whose engines and
+    scorers send messages now and then; and as there, it is work on many small objects.
 
         with BusyThread(0.5) as busy:
             ...

@@ -1,7 +1,7 @@
-"""Stops a run in which nothing moves any more, and says who waits for whom.
+"""Stops a run in which nothing progresses any more, and reports who waits for whom.
 
 Every wait in the runtime has a deadline of its own; the watchdog is for what those miss: events
-that keep none of them waiting and yet bring nothing forward, or a call that never comes back.
+that end the waits without any progress, or a call that never returns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Watchdog:
     A program with its own SIGINT handler asks `stalled` there, and raises it.
 
     Args:
-        describe: Who waits for whom, as text; called in the watchdog's thread, must not block.
+        describe: Returns who waits for whom, as text; called in the watchdog's thread, must not
+            block.
         clock: Seconds that only grow.
         interrupt: Breaks the main thread's wait.
         abandon: Ends a process whose main thread cannot be interrupted.
@@ -99,7 +100,7 @@ class Watchdog:
         try:
             waiting = self._describe()
         except Exception as error:  # the report must come out even when describing fails
-            waiting = f"who waits cannot be told: {error!r}"
+            waiting = f"who waits for whom is unknown: {error!r}"
         return SchedulerError(
             f"nothing moved for {self._timeout_s:g} s, the run stops",
             found=waiting,

@@ -83,11 +83,11 @@ class TwoPhaseDriver(RolloutDriver):
         super().__init__(scorers=self._inline, **arguments)
 
     def generate(self, batch: int, groups: int) -> None:
-        """Asks for a batch and runs the engines until all of its samples are drawn.
+        """Requests a batch and runs the engines until all of its samples are generated.
 
         Raises:
             SchedulerError: nothing moved for the stall timeout.
-            KeyboardInterrupt: `stop` said so.
+            KeyboardInterrupt: `stop` returned true.
         """
         for scorer in self._inline.values():
             scorer.forget()
@@ -97,9 +97,9 @@ class TwoPhaseDriver(RolloutDriver):
         self._run(lambda: not any(self._running.values()), self._spent)
 
     def generated(self, items: Sequence[PromptItem]) -> list[GroupRows]:
-        """The groups of `items` that are whole: no episode of theirs broke off, no reward failed.
+        """Returns the groups of `items` whose samples all ended without a failed episode or reward.
 
-        They can be asked for between `generate` and `release`.
+        May be called between `generate` and `release`.
         """
         found: list[GroupRows] = []
         for item in items:
@@ -117,7 +117,7 @@ class TwoPhaseDriver(RolloutDriver):
     def prefetch_scores(
         self, role: RoleName, sample: SampleId, payload: Payload
     ) -> tuple[ScoreResult | ScoreFailure, BaseException | None]:
-        """What a role gives a sample, and what its reward raised; `release` asks no second time."""
+        """Scores a sample now; returns the result and the reward's error. `release` reuses it."""
         scorer = self._inline[role]
         return scorer.prefetch(score_request(sample, payload)), scorer.cause(sample)
 
@@ -169,10 +169,10 @@ class TwoPhaseDriver(RolloutDriver):
 
 
 class VisibleResults:
-    """What is known of a step's rollouts before they are handed over; made anew for each step.
+    """The sets and values of a step's rollouts before the hand-over; cleared for each step.
 
     Attributes:
-        batch: Sets and values, as of a step.
+        batch: Sets and values, in the form of a step.
     """
 
     def __init__(self, program: BatchProgram) -> None:
@@ -230,12 +230,13 @@ class EagerRollout:
     Attributes:
         rollout: The rollout, whose driver is a `TwoPhaseDriver`.
         program: The batch part of its graph.
-        visible: Where its sets and values are shown.
+        visible: Holds its sets and values until the hand-over.
         items: Prompts of the step.
-        number: Of the step.
-        budget: What rewards may still fail in this step; a copy that only looks ahead.
-        version: Weights that it began with; None until it is drawn.
-        generated: What was handed over; None until then.
+        number: Number of the step.
+        budget: The failures that rewards may still have in this step; a copy, which `release`
+            ignores.
+        version: Weights with which it began; None until it is generated.
+        generated: The rollout that was handed over; None until then.
     """
 
     rollout: OpenRollout
@@ -254,13 +255,13 @@ class EagerRollout:
 
     @property
     def driver(self) -> TwoPhaseDriver:
-        """The driver, between drawing and delivery."""
+        """The driver, between sampling and delivery."""
         driver = self.rollout.driver
         assert isinstance(driver, TwoPhaseDriver)
         return driver
 
     def generate(self) -> None:
-        """Draws all its samples; a second call does nothing."""
+        """Generates all its samples; a second call does nothing."""
         if self.version is not None:
             return
         self.version = self.driver.scheduler.version

@@ -6,8 +6,9 @@
     session.close()
 
 It is the run that `fl.run(..., executor="eager")` makes, with its folder, stages, evaluations and
-checkpoints, but stands still between steps. Errors of the user's own code come out as they are, so
-that `%debug` and `pdb.pm()` stop at their lines, with a note of what flowrl says of them.
+checkpoints, but it pauses between steps. Errors of the user's own code are raised unchanged, so
+that
+`%debug` and `pdb.pm()` stop at their lines, with flowrl's message as a note.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ __all__ = [
 class EagerSession:
     """See the module. Workers are open until `close`, or the end of a `with` block.
 
-    A step that fails before it has changed weights is made anew by the next call, with the same
-    prompts; after one that fails later, the session is at its end.
+    A step that fails before it has changed weights is repeated by the next call, with the same
+    prompts; after a failure later in a step the session cannot continue.
 
     Args:
         config: Its executor is `eager`.
-        display: Is told of the run; by default lines on standard output.
+        display: Shows the run; by default lines on standard output.
 
     Attributes:
         folder: The run folder.
@@ -82,7 +83,7 @@ class EagerSession:
 
     @property
     def summary(self) -> Summary | None:
-        """Of the run, once all steps are made."""
+        """Returns the summary of the run, once all steps are made."""
         return self._run.summary
 
     def step(self) -> EagerStepResult:
@@ -130,7 +131,7 @@ class EagerSession:
         while self._turn is not None:
             self.step()
         if self.summary is None:
-            self.step()  # says why there are no more
+            self.step()  # raises the error that there are no more
         assert self.summary is not None
         return self.summary
 
@@ -166,7 +167,7 @@ class EagerSession:
 
 
 def _of_the_user(error: BaseException) -> Exception | None:
-    """What a function of the user's own raised, with a note of what flowrl says of it."""
+    """Returns the exception that a user's function raised, with flowrl's message as a note."""
     cause = error.__cause__
     if not isinstance(error, TraceError | RewardError) or not isinstance(cause, Exception):
         return None

@@ -140,7 +140,7 @@ class EagerStepResult:
     Attributes:
         metrics: Its row of metrics.jsonl.
         samples: Its rows of samples.jsonl.
-        returned: What the user's function returned; handles in it keep their values.
+        returned: The return value of the user's function; handles in it keep their values.
     """
 
     metrics: StepMetrics
@@ -162,7 +162,7 @@ class EagerStepResult:
         return self.line.nodes
 
     def __getitem__(self, node: str) -> object:
-        """What a node of the lowered graph gave, as `Handle.value`: `made["actor.generate"]`.
+        """Returns the value of a node of the lowered graph: `made["actor.generate"]`.
 
         Of an update, what its optimizer reported of each mini-batch; of a log, the number.
 
@@ -179,7 +179,7 @@ class EagerStage(Stage):
 
     Args:
         stage: The compiled stage; its workflow is called with its arguments.
-        visible: Where rollouts are shown; the judges of `rollouts` read it.
+        visible: Holds rollouts until the hand-over; the judges of `rollouts` read it.
         tokenizers: By rollout and source, for texts.
         stop: A true value ends a step that has changed no weights.
 
@@ -250,7 +250,7 @@ class EagerStage(Stage):
             returned = self._perform(EagerTracer(self._stage.traced, line))
             generated = line.finish()
         except BaseException:
-            # The step is given up. Made anew, its rewards fail anew.
+            # The step is given up. When it is repeated, its rewards fail again.
             self._failures.failed = failed
             self.has_learned = line.has_learned
             raise
@@ -280,7 +280,7 @@ class EagerStage(Stage):
         return returned
 
     def _text_of(self, origin: NodeId, payload: Payload) -> str:
-        """A response's text; that of examples is decoded here, for nobody else reads it."""
+        """Returns a response's text; that of examples is decoded here, where alone it is read."""
         if payload.text or payload.finish is not None:
             return payload.text
         tokenizer, tokens = self._tokenizers[origin], payload.tokens
@@ -289,7 +289,7 @@ class EagerStage(Stage):
 
 
 def _left_the_debugger(error: BaseException | None) -> bool:
-    """Whether `quit` at a debugger's prompt is what an error comes from."""
+    """True if an error comes from `quit` at a debugger's prompt."""
     while error is not None:
         if isinstance(error, BdbQuit):
             return True

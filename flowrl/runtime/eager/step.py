@@ -11,7 +11,7 @@ the compiled run, and its order is kept:
   those that passes inserted in front of it, after it the syncs of its weights.
 
 The program calls all of its operations; the lowered graph lacks those that a pass merged into
-another or dropped. The node mapping says which lowered node stands for each operation.
+another or dropped. The node mapping gives the lowered node of each operation.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMapping:
-    """Traced nodes that the lowered graph lacks.
+    """Maps traced nodes that the lowered graph lacks.
 
     Attributes:
-        merged: The node that stands for each of those that give the same as it.
-        dropped: The pass that left each of the others out.
+        merged: The lowered node with the same values, by traced node.
+        dropped: The pass that dropped each of the other nodes.
     """
 
     merged: Mapping[NodeId, NodeId]
@@ -82,7 +82,7 @@ def node_mapping_of(stage: CompiledStage) -> NodeMapping:
                     merged[node.id] = other
 
     run_passes(stage.traced, stage.context, observer=note)
-    # What stands for a node may be dropped later, with all that read it.
+    # The node into which another was merged may be dropped later, with all its readers.
     for node, other in list(merged.items()):
         if other in dropped:
             del merged[node]
@@ -91,7 +91,7 @@ def node_mapping_of(stage: CompiledStage) -> NodeMapping:
 
 
 def _reader_now_reads(before: Graph, after: Graph, node: NodeId) -> NodeId | None:
-    """What a reader of a node that is gone reads in its place."""
+    """Returns the node that a reader of a removed node reads in its place."""
     for edge in before.edges:
         if edge.src == node:
             now = after.feeding(edge.dst, edge.argument)
@@ -109,9 +109,9 @@ class EagerStep:
     Args:
         program: The batch part of the lowered graph.
         traced: The graph that the program was compiled to.
-        node_mapping: What became of the traced nodes that the lowered graph lacks.
+        node_mapping: Maps the traced nodes that the lowered graph lacks.
         rollouts: In the graph's order.
-        visible: Where rollouts are shown until they are handed over.
+        visible: Holds rollouts until they are handed over.
         batch: The step's samples and values; those of data sources are there.
         items: Rows of each source.
         text_of: Decodes responses.
@@ -155,10 +155,10 @@ class EagerStep:
     # Lines
 
     def run(self, node_id: NodeId) -> None:
-        """Carries out what the line of a traced node asks for.
+        """Carries out the operation of a traced node.
 
         Raises:
-            KeyboardInterrupt: `stop` said so.
+            KeyboardInterrupt: `stop` returned true.
         """
         if self._stop() and not self.has_learned:
             raise KeyboardInterrupt
@@ -169,21 +169,21 @@ class EagerStep:
         if rollout is not None:
             rollout.generate()
         elif node.region is not None:
-            return  # the policy's side of an interact, which is drawn as one
+            return  # the policy's side of an interact, which is generated as one
         elif self._parts.streams(node_id):
             self._rollouts[self._parts.origin(node_id)].show(node)
         elif node_id in self._places:
             self._work_up_to(node)
 
     def finish(self) -> list[GeneratedRollout]:
-        """Does what no line asked for, and tells what each rollout gave, in the graph's order."""
+        """Runs nodes without a line of their own, and returns the rollouts in the graph's order."""
         self._hand_over(set(self._rollouts))
         for node in tuple(self._pending):
             self._run(node)
         return [rollout.hand_over() for rollout in self._rollouts.values()]
 
     def _work_up_to(self, node: Node) -> None:
-        """Runs a node of the batch part, and what stands before it in the lowered graph."""
+        """Runs a node of the batch part, and the nodes before it in the lowered graph."""
         self._hand_over(self._rollouts_for(node))
         place = self._places[node.id]
         for other in tuple(self._pending):
@@ -244,7 +244,7 @@ class EagerStep:
     # Values
 
     def value(self, node_id: NodeId, fields: Sequence[Field]) -> object:
-        """What a node gave; see `Handle.value`. Of an update, what its optimizer did.
+        """Returns the value of a node; see `Handle.value`. For an update, its optimizer steps.
 
         Raises:
             TraceError: a pass left the node out.
@@ -264,7 +264,7 @@ class EagerStep:
                 return arrays if len(arrays) != 1 else next(iter(arrays.values()))
 
     def told(self, node_id: NodeId, fields: Sequence[Field]) -> str:
-        """The same in a line."""
+        """Returns the value of a node as one line of text."""
         node_id = self._node_mapping.lowered_id(node_id)
         if node_id in self._node_mapping.dropped:
             return f"left out by {self._node_mapping.dropped[node_id]}"
@@ -304,7 +304,7 @@ class EagerStep:
         )
 
     def _batch_of(self, node: Node) -> StepBatch:
-        """Where the values of a node are: in the batch once it ran there, else shown."""
+        """Returns where the values of a node are: the batch once it ran there, else `visible`."""
         batch = self._batch
         ran = node.id in batch.sets or node.id in batch.skipped
         ran = ran or any((node.id, field.name) in batch.values for field in node.outputs)

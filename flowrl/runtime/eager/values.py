@@ -1,4 +1,4 @@
-"""Values of handles in a program that runs line by line, and how `repr` tells them."""
+"""Values of handles in a program that runs line by line, and their `repr`."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _SHOWN = 8
 
 
 def is_of_samples(fields: Sequence[Field]) -> bool:
-    """Whether fields are those of samples, and not numbers on them."""
+    """True if fields are those of samples, and not numbers on them."""
     return any(field.name == TOKENS.name for field in fields)
 
 
 def samples_value(
     node: NodeId, samples: SampleSet, values: Mapping[tuple[NodeId, str], Array], text_of: TextOf
 ) -> SamplesValue:
-    """The samples of a set.
+    """Returns the samples of a set.
 
     Args:
-        node: That made the set.
-        values: What nodes gave, `[N]` and `[T]`.
+        node: The node that made the set.
+        values: Outputs of nodes, `[N]` and `[T]`.
     """
     sequences = samples.sequences
-    # Arrays of the step itself: who writes into them is told, and the run stays what it is.
+    # Arrays of the step itself are read-only: writing raises, and the run is unchanged.
     logprobs: Any
     preferred: Any
     logprobs, preferred = (values.get((node, f.name)) for f in (ROLLOUT_LOGPROBS, PREFERRED))
@@ -94,10 +94,10 @@ def _read_only(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
 
 
 def arrays_text(arrays: Mapping[str, Array], fields: Sequence[Field], mask: Mask | None) -> str:
-    """`score float32[16], mean 0.25: 0, 1, 0, ...`.
+    """Returns `score float32[16], mean 0.25: 0, 1, 0, ...`.
 
     Args:
-        mask: bool `[T]`, of the response tokens; of values of tokens only those are told.
+        mask: bool `[T]`, of the response tokens; other tokens' values are not shown.
     """
     texts = []
     for field in fields:

@@ -1,22 +1,22 @@
 """Episodes as samples: an engine whose requests are whole conversations with an environment.
 
-    submit -> reset -> [draw a turn -> step]* -> end of the episode, reported by poll
+    submit -> reset -> [generate a turn -> step]* -> end of the episode, reported by poll
                 |           \\---------|
                 \\----------------------\\--> abort, failure, environment lost
 
 An `EpisodeEngine` is a `GenerateBackend` on top of another one and of an `EnvironmentPool`, so that
 a scheduler and its driver treat an episode like any other sample: it is submitted, aborted, counted
-and delivered by itself, and holds a slot of the decoder only while it draws.
+and delivered by itself, and uses a slot of the decoder only while it generates.
 
-- A turn is one request to the engine below, which goes on from all tokens so far. So the draw of
-  token t behind the opening depends on the sample's seed and t alone, and nothing is tokenised
-  twice.
-- `max_tokens` and `min_tokens` of the sampling options are of one turn, and so is a grammar.
-- An episode ends with `stop` where the environment is done; with `length` after `max_turns`, or
-  where what the environment says is longer than it may be or leaves no room for another turn;
-  for these two the sample has the term `CUT_OBSERVATION` or `CUT_LENGTH`.
-- An aborted episode keeps nothing and begins anew, from the reset: an environment cannot be set
-  back to the middle. So does one whose environment was lost.
+- A turn is one request to the engine below, which continues from all tokens so far. So token t
+after
+  the opening depends on the sample's seed and t alone, and nothing is tokenised twice.
+- `max_tokens` and `min_tokens` of the sampling options limit one turn, and so does a grammar.
+- An episode ends with `stop` when the environment is done; with `length` after `max_turns`, or
+  when an observation is longer than its limit or leaves no space for another turn; for these two
+  the sample has the term `CUT_OBSERVATION` or `CUT_LENGTH`.
+- An aborted episode keeps nothing and restarts from the reset: an environment cannot be set back to
+  the middle. So does one whose environment was lost.
 - An episode that its environment cannot finish ends with `FinishedEpisode.failure`.
 
 With equal seeds and weights, episodes are equal whatever the order in which an environment answers,
@@ -68,11 +68,11 @@ __all__ = [
 _NO_INTS = np.zeros(0, np.int64)
 _NO_FLOATS = np.zeros(0, np.float32)
 _MAX_ENCODED = 4096
-"""Texts whose tokens are remembered: a game says the same few things again and again."""
+"""Texts whose tokens are cached: a game repeats the same few observations."""
 
 
 class _Phase(StrEnum):
-    """Who has the word."""
+    """Who acts next in an episode."""
 
     OPENING = "opening"  # the environment, before the first turn
     GENERATING = "drawing"  # the policy
@@ -84,7 +84,7 @@ class _Episode:
     """A live episode.
 
     Attributes:
-        number: Of the latest call of environment or engine; numbers rise over all episodes.
+        number: Number of the latest call of environment or engine; numbers rise over all episodes.
         state: Number of the environment's state now.
         context: int64, prompt and opening; what the engine has as the prompt.
         aborting: Its turn was aborted; it leaves when the engine reports that.
@@ -108,15 +108,15 @@ class EpisodeEngine:
     them, once this one is closed.
 
     Args:
-        engine: Draws the policy's turns; nobody else may use it meanwhile.
-        environments: Answers them; nobody else may use it meanwhile.
+        engine: Generates the policy's turns; used by this engine only.
+        environments: Answers them; used by this engine only.
         tokenizer: The policy's.
         item_of: The prompt of a sample, with its data row.
         seed_of: Seed of a group's episodes.
         max_turns: Turns of an episode at most.
         max_length: Tokens of an episode at most, prompt included; what the engine below can hold.
         max_observation_tokens: Tokens of one observation at most.
-        needs_states: Whether an episode whose environment tells no state has failed.
+        needs_states: True if an episode whose environment returns no state has failed.
         num_slots: Episodes to have under way; by default as many as the engine below decodes at
             once. More of them keep it busy while a slow environment thinks.
         patience_s: Seconds that the engine waits for answers before it decodes on without them.
@@ -153,7 +153,7 @@ class EpisodeEngine:
         self._numbers = itertools.count()
         self._episodes: dict[SampleId, _Episode] = {}
         self._ended: list[Finished] = []
-        self._turns: list[GenerateRequest] = []  # to be drawn, not yet with the engine
+        self._turns: list[GenerateRequest] = []  # to be generated, not yet with the engine
         self._num_generating = 0
         self._encoded: dict[str, Ints] = {"": _NO_INTS}
         self._samplings: dict[tuple[Sampling, int, int], Sampling] = {}
@@ -248,7 +248,7 @@ class EpisodeEngine:
         self._engine.wake()
 
     def restart(self) -> None:
-        """Opens the engine below anew, where it can be; all episodes are gone.
+        """Restarts the engine below, if it can be restarted; all episodes are gone.
 
         Raises:
             BackendError: it cannot be.
@@ -271,14 +271,14 @@ class EpisodeEngine:
         self._num_generating = 0
 
     def describe(self) -> str:
-        """Who waits for whom, in one line; empty when nobody does. May be called in any thread."""
+        """Returns who waits for whom, in one line, or "". May be called from any thread."""
         phases = [episode.phase for episode in self._episodes.copy().values()]
         if not phases:
             return ""
         counts = ", ".join(f"{phases.count(phase)} {phase}" for phase in _Phase)
         return "; ".join(filter(None, (f"episodes: {counts}", self._environments.describe())))
 
-    # The environment speaks
+    # Turns of the environment
 
     def _take_answers(self, timeout_s: float) -> None:
         """Takes the environment's answers, in the order of the calls."""
@@ -361,7 +361,7 @@ class EpisodeEngine:
         self._begin_turn(episode)
 
     def _tokens_of(self, episode: _Episode, said: Said) -> Ints | None:
-        """int64, what the environment said; None where it ended the episode by that."""
+        """Returns int64, the observation's tokens; None if the observation ended the episode."""
         if not self._say(episode, said):
             return None
         if isinstance(said, str):
@@ -380,7 +380,7 @@ class EpisodeEngine:
         return said.astype(np.int64)
 
     def _say(self, episode: _Episode, said: Said) -> bool:
-        """Notes the text of what the environment said; false where it ended the episode by that."""
+        """Notes the observation's text; returns False if the observation ended the episode."""
         size = self._tokenizer.model_vocab_size
         if isinstance(said, str):
             episode.transcript.say(said)
@@ -395,14 +395,14 @@ class EpisodeEngine:
         return True
 
     def _enter_state(self, episode: _Episode, state: EnvironmentState) -> bool:
-        """Notes the environment's state; false where it ended the episode by telling none."""
+        """Notes the environment's state; returns False if a missing state ended the episode."""
         if state is None and self._needs_states:
             self._fail(episode, "tells no state, which the workflow's advantage compares turns by")
             return False
         episode.state = state_number(state, episode.sample, episode.transcript.num_turns)
         return True
 
-    # The policy speaks
+    # Turns of the policy
 
     def _begin_turn(self, episode: _Episode) -> None:
         request, have = episode.request, episode.transcript.response
@@ -485,7 +485,7 @@ class EpisodeEngine:
     # Ends
 
     def _fail(self, episode: _Episode, message: str) -> None:
-        """What the environment said cannot be gone on with."""
+        """Ends an episode with the reason why its observation cannot be used."""
         turns = episode.transcript.num_turns
         failure = EpisodeFailure(
             sample=episode.sample,
@@ -506,7 +506,7 @@ class EpisodeEngine:
         self._forget(episode)
 
     def _leave(self, episode: _Episode) -> None:
-        """The episode ends without a trace, and may begin anew."""
+        """Ends an episode as aborted, without tokens; it may be submitted again."""
         self._ended.append(
             Finished(
                 sample=episode.sample,

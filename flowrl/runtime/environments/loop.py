@@ -1,15 +1,15 @@
 """One environment on an asyncio loop in a thread of its own, with a time limit for each call.
 
-    send -> [waits for room] -> reset or step of the environment -> replies
+    send -> [waits for a free place] -> reset or step of the environment -> replies
                                  |-- raised, or gave nothing usable   EpisodeFailure
                                  `-- past its time limit: cancelled   EpisodeFailure
 
-Every call that was sent is answered once, unless its episode is ended first. What a cancelled call
-still does is nobody's concern: its answer is not awaited, even where it refuses to be cancelled.
+Every call that was sent is answered once, unless its episode is ended first. The answer of a
+cancelled call is dropped, even if the call refuses to be cancelled.
 
-Code that blocks the thread (a busy loop in a coroutine) cannot be interrupted from inside. Whoever
-waits for the replies asks `is_blocked`, gives this loop up and opens another one; the thread is a
-daemon and holds no process back.
+Code that blocks the thread (a busy loop in a coroutine) cannot be interrupted from inside. The pool
+checks `is_blocked`, gives this loop up and opens another one; the thread is a daemon, so that it
+does not keep the process alive.
 
 Orders and answers cross between threads in batches: each crossing costs more than a quick call.
 """
@@ -79,7 +79,7 @@ class Call:
         ticket: Names the call.
         work: An episode to begin, or a turn to answer.
         sent: When it was sent, in seconds of the monotonic clock.
-        begun: When the environment got it; None while it waits for room.
+        begun: Time at which the environment received it; None while it waits for a free place.
     """
 
     ticket: int
@@ -107,11 +107,11 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Work:
-    """A call under way.
+    """A running call.
 
     Attributes:
-        end: When its time is over.
-        is_open: It takes room, and its answer is waited for.
+        end: Time at which its limit is over.
+        is_open: True while it occupies a place and its answer is awaited.
     """
 
     call: Call
@@ -130,8 +130,8 @@ class EnvironmentLoop:
         environment: Called in the loop's thread alone.
         timeout_s: Seconds that a call may take, once it has begun.
         concurrency: Calls under way at once; further ones wait.
-        replies: Where the answers go, some at a time.
-        own: Folders whose code is not the user's, for the lines that failures tell.
+        replies: Receives the answers, in batches.
+        own: Folders whose code is not the user's, which failures do not show.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class EnvironmentLoop:
         # The rest belongs to the loop's thread.
         self._room = concurrency
         self._calls: dict[SampleId, Call] = {}  # of each episode the one without an answer
-        self._queue: deque[Call] = deque()  # those that wait for room; ended episodes' too
+        self._queue: deque[Call] = deque()  # those that wait for a free place; ended episodes' too
         self._works: dict[SampleId, _Work] = {}  # of each episode the latest
         self._deadlines: deque[_Work] = deque()  # by their end, which is the order of beginning
         self._timer: asyncio.TimerHandle | None = None  # for the first of them
@@ -175,7 +175,7 @@ class EnvironmentLoop:
         self._loop.call_soon_threadsafe(self._take, orders)
 
     def is_blocked(self, limit_s: float) -> bool:
-        """Whether some code has held the thread for longer than `limit_s` seconds."""
+        """True if some code has kept the thread busy for longer than `limit_s` seconds."""
         return time.monotonic() - self._alive > limit_s
 
     def blocking(self) -> tuple[Call | None, EpisodeFailure | None]:
@@ -228,7 +228,7 @@ class EnvironmentLoop:
         if closing is None:
             self._queue.append(call)
         else:
-            # The same sample's episode before: an aborted one begins anew.
+            # The same sample's episode before: an aborted one restarts.
             closing.add_done_callback(lambda _: self._begin_again(call))
 
     def _begin_again(self, call: Call) -> None:
@@ -236,7 +236,7 @@ class EnvironmentLoop:
         self._launch()
 
     def _launch(self) -> None:
-        """Begins the calls that there is room for."""
+        """Begins waiting calls while there are free places."""
         while self._queue and self._room > 0 and not self._shutting:
             call = self._queue.popleft()
             if self._calls.get(call.sample) is not call:
@@ -253,7 +253,7 @@ class EnvironmentLoop:
         self._watch_time()
 
     def _end_of_work(self, work: _Work, task: asyncio.Task[Answer]) -> None:
-        # One that was cancelled before it began would complain that nobody awaited it.
+        # A coroutine that was cancelled before it began would warn that it was never awaited.
         work.coroutine.close()
         if not work.is_open:
             return
@@ -267,7 +267,7 @@ class EnvironmentLoop:
         self._launch()
 
     def _leave(self, work: _Work) -> None:
-        """Its room is free."""
+        """Frees the place of a call."""
         work.is_open = False
         self._room += 1
 
@@ -293,7 +293,7 @@ class EnvironmentLoop:
         self._timer = None
         while self._deadlines and self._deadlines[0].end <= self._loop.time():
             work = self._deadlines.popleft()
-            # One that is done, on a thread that was held for a while, is answered next.
+            # One that is done, on a thread that was busy for a while, is answered next.
             if work.is_open and not work.task.done():
                 self._leave(work)
                 # Whether it lets itself be cancelled or not: its answer is not waited for.
@@ -324,7 +324,7 @@ class EnvironmentLoop:
         except BaseException as reason:
             trace = traceback.extract_tb(reason.__traceback__)
             frames = user_frames(trace, self._own, or_any=False)
-            # What a plug-in says of the user's own method has no line of theirs.
+            # An error that a plug-in raises about the user's method has no line of the user's.
             frames = frames or self._place(call) or user_frames(trace, self._own)
             what = f"raised {described(reason)[:_MAX_TEXT]}"
             return self._failure(call, FailureKind.RAISED, what, frames)
@@ -360,8 +360,8 @@ class EnvironmentLoop:
         work = self._works.pop(sample, None)
         if work is not None:
             if work.is_open:
-                # Also where its task is done: the loop calls `_end_of_work` in a later turn, and
-                # the answer is nobody's by then, or would pass for that of a call begun anew.
+                # Also where its task is done: the loop calls `_end_of_work` later, when its answer
+                # would pass for that of a call of the restarted episode.
                 self._leave(work)
                 work.task.cancel()
             if not work.task.done():
@@ -452,8 +452,8 @@ class _Watched:
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs what went wrong in a callback, as loops do."""
-    # A task that is left when the loop is closed has refused to be cancelled; that is said already.
+    """Logs errors of callbacks, as event loops do."""
+    # A task that is left when the loop is closed has refused to be cancelled; that was reported.
     if not (loop.is_closed() and "task" in context):
         loop.default_exception_handler(context)
 

@@ -6,10 +6,10 @@
                            the episodes that lived there are lost; a new environment goes on
 
 Every `start` and every `submit` is answered once, in any order, unless its episode is ended first.
-An episode that was lost is no failure of its own: it begins anew, as after a dead engine.
+A lost episode is not a failure of its own: it restarts, as after an engine that failed.
 
-What is asked for is sent, and limits on a blocked thread are enforced, in `poll` and the waits, so
-whoever submits must go on calling one of them. Nothing here waits longer than it is told to.
+Requests are sent, and limits on a blocked thread are enforced, in `poll` and the waits, so after a
+submit one of them must be called again and again. No wait is longer than its argument.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class EnvironmentPool:
     """An environment that serves a run's episodes; see the module.
 
     Args:
-        opening: Makes the environment, and makes it anew when its thread is blocked.
-        context: What it is made from; `timeout_s` is the limit of each call.
+        opening: Makes the environment, and another one when its thread is blocked.
+        context: Arguments of the environment; `timeout_s` is the limit of each call.
         concurrency: Calls under way at once; further ones wait, and their time does not run.
         grace_s: Seconds after which a thread that has been blocked for `timeout_s` is given up.
 
     Raises:
-        FlowError: Whatever the plug-in says about its configuration.
+        FlowError: An error of the plug-in about its configuration.
 
     >>> with EnvironmentPool(plugin.open_environment, context) as pool:   # doctest: +SKIP
     ...     pool.start(EpisodeStart(...))
@@ -111,7 +111,7 @@ class EnvironmentPool:
 
     @property
     def role(self) -> RoleName:
-        """The role that the environment plays."""
+        """The role of the environment."""
         return self._context.role
 
     @property
@@ -166,7 +166,7 @@ class EnvironmentPool:
 
         Raises:
             WorkerDied: environments block their thread one after another and answer nothing.
-            FlowError: the environment cannot be opened anew.
+            FlowError: the environment cannot be opened again.
         """
         self.flush()
         self._take()
@@ -189,7 +189,7 @@ class EnvironmentPool:
         return self._wait(timeout_s, lambda: not self._pending)
 
     def describe(self) -> str:
-        """Who waits for whom, in one line; empty when nobody does. May be called in any thread."""
+        """Returns who waits for whom, in one line, or "". May be called from any thread."""
         calls = list(self._pending.copy().values())
         if not calls:
             return ""
@@ -262,7 +262,7 @@ class EnvironmentPool:
         self._orders.append(call)
 
     def _take(self) -> None:
-        """Takes what has come; answers to calls that nobody waits for are dropped."""
+        """Takes new replies; replies to calls that are no longer awaited are dropped."""
         while True:
             try:
                 self._accept(self._replies.get_nowait())

@@ -45,13 +45,13 @@ __all__ = [
 
 
 NUM_TURNS = "turns"
-"""The term that every episode has beside its environment's metrics: how many turns it took."""
+"""The term for the number of turns, which every episode has with its environment's metrics."""
 
 CUT_OBSERVATION = "cut_observation"
 """The term, of value 1, of an episode that ended as an observation was longer than it may be."""
 
 CUT_LENGTH = "cut_length"
-"""The term, of value 1, of an episode that ended as there was no room for another turn."""
+"""The term, of value 1, of an episode that ended as there was no space for another turn."""
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 
@@ -62,7 +62,7 @@ class EpisodeFailure:
 
     Attributes:
         turn: The turn that was to be answered; None at the reset.
-        message: What happened, to follow "the environment": `raised KeyError: 'x' in turn 1
+        message: The failure, to follow "the environment": `raised KeyError: 'x' in turn 1
             (game.py:9 in step)`.
         frames: The user's own innermost frames, outermost first: `game.py:9 in step`.
     """
@@ -91,10 +91,10 @@ class FinishedEpisode(Finished):
         turn: int64 `[R]`, counted from 0; -1 at observation tokens.
         token_reward: float32 `[R]`, a turn's reward at its last token; 0 elsewhere.
         state: int64 `[R]`, `state_number` of the state before the turn; -1 at observation tokens.
-        text: Everything that was said, for people; the last observation too.
+        text: The whole conversation as text, the last observation included.
         score: Sum of the turns' rewards.
         terms: The environment's metrics, summed over the turns, and `NUM_TURNS`.
-        failure: Why the episode broke off; `score` means nothing then.
+        failure: The reason why the episode failed; `score` means nothing then.
     """
 
     role: RoleName
@@ -141,19 +141,19 @@ class Transcript:
     _terms: dict[str, float] = field(default_factory=dict)
 
     def open(self, tokens: Ints) -> None:
-        """The environment speaks first."""
+        """Adds the opening observation."""
         assert not self._pieces
         self.opening = tokens
         self._append(_Piece(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32)))
 
     def observe(self, tokens: Ints) -> None:
-        """The environment speaks between two turns."""
+        """Adds an observation between two turns."""
         self.response = np.concatenate([self.response, tokens])
         self._append(_Piece(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32)))
         self._extend_spans(((self._spans[-1][0], len(tokens)),))
 
     def cut(self, reason: str) -> None:
-        """The episode ends before the environment is done: what it says next has no place."""
+        """Ends the episode before the environment is done: its next observation does not fit."""
         self._terms[reason] = 1.0
 
     def act(self, turn: Finished, state: int) -> None:
@@ -177,7 +177,7 @@ class Transcript:
         self.num_turns += 1
 
     def reward(self, reward: float, metrics: Mapping[str, float]) -> None:
-        """What the last turn brought."""
+        """Sets the reward of the last turn."""
         self._pieces[-1].reward = reward
         for name, value in metrics.items():
             self._terms[name] = self._terms.get(name, 0.0) + value
@@ -237,7 +237,7 @@ class Transcript:
 
 
 def _kept(pieces: Sequence[_Piece]) -> KeptTokens | None:
-    """What was left to draw from at each token; None where no turn reports it."""
+    """Joins the tokens that truncated sampling kept; None if no turn reports them."""
     if all(piece.kept is None for piece in pieces):
         return None
     return KeptTokens.joined(
@@ -259,17 +259,17 @@ def state_number(state: EnvironmentState, sample: SampleId, turn: int) -> int:
 
 
 _RESERVED = frozenset({NUM_TURNS, "score", "length", "truncated"})
-"""Names that evaluations report beside an environment's metrics."""
+"""Names of terms that evaluations report in addition to an environment's metrics."""
 _MAX_REWARD = 1e30
 """Batches hold rewards in float32, whose largest number is 3.4e38; sums of them stay below it."""
 
 
 class InvalidAnswer(Exception):
-    """What an environment returned cannot be used; to follow "gave"."""
+    """An answer of an environment that cannot be used; the message follows "gave"."""
 
 
 def checked_observation(value: object) -> Observation:
-    """What a reset returned, with plain types.
+    """Returns the answer of a reset, with plain types.
 
     Raises:
         InvalidAnswer: it is no observation.
@@ -281,7 +281,7 @@ def checked_observation(value: object) -> Observation:
 
 
 def checked_outcome(value: object) -> Outcome:
-    """What a step returned, with plain types.
+    """Returns the answer of a step, with plain types.
 
     Raises:
         InvalidAnswer: it is no outcome, or a part of it cannot be used.

@@ -1,9 +1,9 @@
-"""The engines of a policy that generate in processes of their own, with weights of their own.
+"""The engine processes of a policy, each with its own copy of the weights.
 
     export (the trainer's thread) -> folder in shared memory -> publish -> each engine loads it
 
-Each engine is a `RestartableEngine`: opened anew, it loads the newest weights first. Calls to the
-engines come from one thread at a time, that of the driver; `written` belongs to the trainer's.
+Each engine is a `RestartableEngine`: after a restart it loads the newest weights first. Calls to
+the engines come from one thread at a time, that of the driver; `written` belongs to the trainer's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Member(RestartableEngine):
         return self.process.seconds_to_limit()
 
     def silent_s(self) -> float:
-        """Seconds that it has said nothing while it had requests."""
+        """Seconds without a message while it had requests."""
         return self.process.silent_s()
 
 
@@ -61,12 +61,12 @@ class EngineFleet:
         fleet.load(name)                     # once for each engine
 
     Args:
-        names: Of the engines.
+        names: Names of the engines.
         plugin: Name of the plug-in that generates.
-        context: Of the policy.
+        context: Context of the policy.
         export: Writes the trainer's weights into a folder.
-        beside: Where weights wait if the system has no shared memory.
-        silence_s: Seconds that an engine with requests may say nothing.
+        beside: Folder for weights if the system has no shared memory.
+        silence_s: Seconds that an engine with requests may be silent.
         cores: The core of each engine, counted among those that this process may use; empty leaves
             it to the operating system.
 
@@ -121,10 +121,10 @@ class EngineFleet:
             engine.publish(version, self._folders.folder(version))
 
     def wait_ready(self) -> None:
-        """Waits until every engine is open, or has died, which the next poll of it tells.
+        """Waits until every engine is open or has failed; a failure is raised by its next poll.
 
         Raises:
-            FlowError: what the plug-in raises when it opens one.
+            FlowError: the plug-in's error when it opens an engine.
         """
         for member in self._members.values():
             with contextlib.suppress(WorkerDied):
@@ -141,7 +141,7 @@ class EngineFleet:
         self._folders.add(version, folder)
 
     def load(self, name: EngineId) -> None:
-        """Has an engine load the newest weights; one that is dead does when it is opened anew."""
+        """Has an engine load the newest weights; a failed one loads them after its restart."""
         process = self._members[name].process
         if process.is_dead:
             self._folders.forget(name)  # or what it never loads would stay in memory

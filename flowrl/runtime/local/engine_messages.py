@@ -1,4 +1,4 @@
-"""What an engine's process and its client say to each other.
+"""The messages between an engine process and its client.
 
 Messages are framed by `flowrl.runtime.local.processes`. Requests and ends cross as plain tuples and
 whole arrays of many samples, because hundreds of them cross at once and each object costs

@@ -2,13 +2,13 @@
 
     submit, abort, publish -> socket -> worker: engine.poll -> socket -> poll
 
-The client is a `GenerateBackend`, so a driver uses it like an engine in its own process. Nothing
-here waits but `poll` and `wait_ready`, each no longer than it was told. What is sent is done in the
-order of sending, between decode steps.
+The client is a `GenerateBackend`, so a driver uses it like an in-process engine. Only `poll` and
+`wait_ready` wait, each no longer than its argument. Messages are handled in the order of sending,
+between decode steps.
 
 An engine that raises an error of flowrl's own (a user's mistake, with its way out) raises it here.
-One that dies, or says nothing for `silence_s` while it has requests, raises `WorkerDied`, and with
-it are gone all of its requests; whoever has them opens another one.
+One that dies, or is silent for `silence_s` while it has requests, raises `WorkerDied`. All of its
+requests are lost then; the driver restarts it.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class EngineProcess:
     """See the module. Requests can be sent before the engine is ready.
 
     Args:
-        name: Of the engine, for messages.
+        name: Name of the engine, for messages.
         plugin: Name of a plug-in that generates, or `module:attribute` of one.
-        context: What its engine is made from; it loads weights of its own.
+        context: Context of its engine, which loads its own copy of the weights.
         start_timeout_s: Seconds that it may take to be ready.
-        silence_s: Seconds that an engine with requests may say nothing.
-        output: Where the engine prints to; by default this process's standard error.
+        silence_s: Seconds that an engine with requests may be silent.
+        output: File to which the engine prints; by default this process's standard error.
         published: Called with each version that the engine has loaded, from within `poll`.
-        core: That the process is bound to, by the number that the kernel gives it.
+        core: Core to which the process is bound, by the number that the kernel gives it.
 
     The process dies with the thread that opened it (Linux kills children by thread), so that one
     must outlive it.
@@ -123,13 +123,13 @@ class EngineProcess:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the engine has spent generating, as it last told."""
+        """Seconds that the engine has spent generating, by its last message."""
         return self._busy_s
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do.
+        """Returns a descriptor that is readable when `poll` has something to do.
 
-        It says nothing about limits: `seconds_to_limit` does.
+        It does not show time limits: see `seconds_to_limit`.
         """
         # select, poll and epoll take an epoll or kqueue descriptor like any other.
         return cast("selectors.EpollSelector", self._selector).fileno()
@@ -143,11 +143,11 @@ class EngineProcess:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is known to be gone."""
+        """True if the process is known to have ended."""
         return self._death is not None
 
     def silent_s(self) -> float:
-        """Seconds that it has said nothing while it had requests; 0 before it is ready."""
+        """Seconds without a message while it had requests; 0 before it is ready."""
         return time.monotonic() - self._heard if self._ready and self._live else 0.0
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
@@ -162,14 +162,14 @@ class EngineProcess:
         self._enqueue(("abort", tuple(samples)))
 
     def publish(self, version: int, weights: Path | None) -> None:
-        """See `GenerateBackend`; the folder must stay until the engine has told that it is loaded.
+        """See `GenerateBackend`; the folder must stay until the engine reports that it is loaded.
 
         Raises:
-            BackendError: no folder; an engine in another process shares nobody's parameters.
+            BackendError: no folder; an engine process cannot share parameters.
         """
         if weights is None:
             raise BackendError(
-                "an engine in a process of its own reads nobody's parameters in place",
+                "an engine in a process of its own cannot read a trainer's parameters in place",
                 where=str(self.name),
                 found="weights=None",
                 expected="a folder of safetensors",
@@ -188,8 +188,8 @@ class EngineProcess:
         """See `GenerateBackend`; returns also when new weights were loaded.
 
         Raises:
-            WorkerDied: it is gone, or says nothing any more, and is not to be used again.
-            FlowError: what the engine itself has raised, or the plug-in when it was opened.
+            WorkerDied: the process died or is silent, and is not to be used again.
+            FlowError: an error of the engine itself, or of the plug-in when it was opened.
         """
         end = time.monotonic() + timeout_s
         self._turn(0.0)
@@ -208,7 +208,7 @@ class EngineProcess:
 
         Raises what `poll` raises.
         """
-        self._check()  # of one that is dead, nothing is heard any more
+        self._check()  # a dead engine sends no more messages
         while not self._ready:
             self._turn(min(self.seconds_to_limit() + 0.001, _LOOK_S))
             self._check()
@@ -233,17 +233,17 @@ class EngineProcess:
     def _enqueue(self, message: Message) -> None:
         if self._closed:
             raise BackendError("the engine is closed", where=str(self.name))
-        if self._death is None:  # else nobody is there, as the next poll says
+        if self._death is None:  # else the next poll raises
             self._outgoing += pack(message)
             self._send()
 
     def _send(self) -> None:
-        send_some(self._sock, self._outgoing)  # of one that is dead the next poll says so
+        send_some(self._sock, self._outgoing)  # if the engine is dead, the next poll raises
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._sock, wanted)
 
     def _turn(self, timeout_s: float) -> bool:
-        """Moves bytes; whether anything was heard."""
+        """Sends and receives bytes; returns true if any were received."""
         heard = False
         for _, events in self._selector.select(timeout_s):
             if events & selectors.EVENT_WRITE:
@@ -293,7 +293,7 @@ class EngineProcess:
                 self._ended()  # its traceback is on the way to where it prints to
                 self._die(text)
             case _:
-                raise AssertionError(f"an engine said {message!r}")
+                raise AssertionError(f"an engine sent {message!r}")
 
     # Ends
 
@@ -314,7 +314,7 @@ class EngineProcess:
             raise self._death
 
     def _ended(self) -> str:
-        """How the process ended; it may be on its way out, with its exit code not there yet."""
+        """Returns how the process ended; it may be ending, without an exit code yet."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         return ending(self._process.returncode) if self._process.returncode is not None else "mute"

@@ -41,7 +41,7 @@ _MAX_TEXT = 200
 
 @runtime_checkable
 class Restartable(Protocol):
-    """An engine that can be opened anew, empty, with the weights that it served."""
+    """An engine that can be restarted, empty, with the weights that it served."""
 
     def restart(self) -> None:
         """Closes what is left of it and opens another in its place."""
@@ -50,18 +50,18 @@ class Restartable(Protocol):
 
 @runtime_checkable
 class Monitored(Protocol):
-    """An engine that is heard from while it works."""
+    """An engine that sends messages while it works."""
 
     def silent_s(self) -> float:
-        """Seconds that it has said nothing while it had requests."""
+        """Seconds without a message while it had requests."""
         ...
 
 
 class EngineFailures:
-    """Of the engines of one driver.
+    """The failures of the engines of one driver.
 
     Attributes:
-        broken: Engines that broke and were not looked after yet, with what they raised.
+        broken: Engines that failed and were not restarted or given up yet, with their errors.
     """
 
     def __init__(self, engines: Mapping[EngineId, GenerateBackend]) -> None:
@@ -72,11 +72,11 @@ class EngineFailures:
         self.broken: dict[EngineId, Exception] = {}
 
     def is_alive(self, engine: EngineId) -> bool:
-        """Whether it is neither broken nor given up."""
+        """True if the engine is neither broken nor given up."""
         return engine not in self.broken and engine not in self._given_up
 
     def call(self, engine: EngineId, act: Callable[[], T], otherwise: T) -> T:
-        """What `act` gives; `otherwise` where the engine breaks in it, or is broken already."""
+        """Returns the result of `act`, or `otherwise` if the engine fails in it or is broken."""
         if not self.is_alive(engine):
             return otherwise
         try:
@@ -90,7 +90,7 @@ class EngineFailures:
         return otherwise
 
     def fallen_silent(self, longest_s: float) -> list[EngineId]:
-        """Engines that have said nothing for so long, each once until it is heard from again."""
+        """Returns engines silent for `longest_s`, each once until it sends a message again."""
         found = []
         for name, engine in self._engines.items():
             alive = self.is_alive(name)
@@ -104,7 +104,7 @@ class EngineFailures:
         return found
 
     def give_up(self, engine: EngineId, why: str) -> None:
-        """The engine is to be closed, and opened anew."""
+        """Marks the engine as broken, to be closed and restarted."""
         error = WorkerDied("the engine was given up", where=str(engine), found=why)
         self.broken.setdefault(engine, error)
 
@@ -113,18 +113,18 @@ class EngineFailures:
         self._failures[engine] = 0
 
     def restart(self, engine: EngineId) -> bool:
-        """Opens a broken engine anew; False where it is given up and others go on without it.
+        """Restarts a broken engine; returns False if it is given up and others continue.
 
         Raises:
             WorkerDied: it is given up, and was the last.
-            FlowError: what opening it raises.
+            FlowError: the error of opening it.
         """
         error = self.broken.pop(engine)
         self._failures[engine] += 1
         reason = error_text(error)
         worker = self._engines[engine]
         if self._failures[engine] < MAX_FAILURES and isinstance(worker, Restartable):
-            _log.warning("%s broke and is opened anew: %s", engine, reason)
+            _log.warning("%s failed and is restarted: %s", engine, reason)
             worker.restart()
             return True
         self._given_up.add(engine)
@@ -142,7 +142,7 @@ class EngineFailures:
 
 
 def error_text(error: Exception) -> str:
-    """What an engine raised, in one line."""
+    """Returns the error of an engine in one line."""
     if isinstance(error, FlowError):
         return f"{error.what}: {error.found}" if error.found else error.what
     return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
@@ -151,8 +151,8 @@ def error_text(error: Exception) -> str:
 class RestartableEngine:
     """A `GenerateBackend` that does what the engine in it does.
 
-    Several drivers hold an engine, one after the other; when it broke under one of them and was
-    opened anew, the others find the new one in its place.
+    Several drivers use an engine, one after the other; when it failed under one of them and was
+    restarted, the others find the new one in its place.
 
     Args:
         open_engine: Opens an engine.

@@ -1,9 +1,9 @@
 """A process that generates: `python -m flowrl.runtime.local.engine_worker SOCKET PARENT`.
 
 It is started by `flowrl.runtime.local.engine_process.EngineProcess` and dies with the process that
-started it. Between two polls of its engine it does what it was told meanwhile, in the order of the
-telling: so aborts and new weights reach the engine between decode steps, and a request that was
-sent behind new weights is drawn from them.
+started it. Between two polls of its engine it handles the messages received meanwhile, in the order
+of sending: so aborts and new weights reach the engine between decode steps, and a request that was
+sent after new weights is sampled from them.
 
 Everything that engine or plug-in print goes to standard error: standard output is the command's.
 """
@@ -48,28 +48,28 @@ __all__ = [
 
 # How long a poll may decode before the socket is looked at again.
 _POLL_S = 0.02
-# Progress of running requests is told no more often: there may be thousands of them.
+# Progress of running requests is reported no more often: there may be thousands of them.
 _PROGRESS_S = 0.25
 _MAX_TEXT = 300
 
 
 class _Worker:
-    """An open engine and the socket that it is told things through."""
+    """An open engine and the socket of its client."""
 
     def __init__(self, sock: socket.socket, engine: GenerateBackend) -> None:
         self._sock = sock
         self._engine = engine
         self._samplings: dict[Sampling, Sampling] = {}
-        # The latest attempt: the end of one that was aborted is told after the next was sent.
+        # The latest attempt: the end of an aborted one is reported after the next was sent.
         self._live: dict[SampleId, int] = {}
         self._busy_s = 0.0
         self._reported_at = time.monotonic()
 
     def run(self, incoming: FrameReader, messages: Sequence[Message]) -> None:
-        """Until the client closes the socket.
+        """Works until the client closes the socket.
 
         Args:
-            messages: That came together with the one that opened the engine.
+            messages: Messages that came together with the one that opened the engine.
         """
         for message in messages:
             self._obey(message)
@@ -103,7 +103,7 @@ class _Worker:
             case ("wake",):
                 self._engine.wake()
             case _:
-                raise AssertionError(f"an engine was told {message!r}")
+                raise AssertionError(f"an engine received {message!r}")
 
     def _poll(self) -> None:
         began = time.monotonic()
@@ -124,7 +124,7 @@ class _Worker:
         try:
             self._sock.sendall(pack(message))
         except OSError:
-            # The client is gone, and with it everyone who could be told.
+            # The client is gone.
             os._exit(0)
 
 

@@ -1,9 +1,9 @@
-"""Whether the local executor can run a plan as it says; asked before a run folder is made.
+"""Checks, before a run folder is made, that the local executor can run a plan exactly.
 
-A plan may have been edited by hand, or made elsewhere. What this executor takes from it: kind,
-devices, types, slots, scorers' processes, and who draws (`flowrl.plan.local`). What it takes from
-the graph and the configuration must be in the plan as these say, for nothing is run in some other
-way than the plan says.
+A plan may have been edited by hand, or made on another machine. This executor takes from it the
+kind, devices, types, slots, scorer processes, and the processes that generate
+(`flowrl.plan.local`). Everything else in the plan must be as the graph and the configuration have
+it, because a plan is never run in another way than it is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 _UNDO = (
-    "undo the edit, or say it in the configuration and make the plan again: "
+    "undo the edit, or put it into the configuration and make the plan again: "
     "flowrl plan CONFIG -o FILE"
 )
 
@@ -38,7 +38,7 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
     """Checks a stage's plan.
 
     Args:
-        in_process: The executor draws in its own process only.
+        in_process: The executor generates in its own process only.
 
     Raises:
         PlanError: names what it cannot do, and what it would.
@@ -108,7 +108,7 @@ def _require_kind(stage: CompiledStage, where: str) -> None:
         )
     if kind != ASYNCHRONOUS and request.must_run_ahead:
         raise PlanError(
-            "a policy of the scheduler is about drawing ahead of the trainer",
+            "a policy of the scheduler is about generating ahead of the trainer",
             where=f"{where}: kind",
             found=kind,
             expected=ASYNCHRONOUS,
@@ -146,7 +146,7 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
             where=f"{where}.process",
             found=f"process {placement.process!r}, {counted(placement.replicas, 'replica')}",
             expected=f"process {MAIN_PROCESS!r}, 1 replica",
-            hint="drawing can be in other processes: see the operation that generates",
+            hint="other processes can generate: see the operation that generates",
         )
     if is_model and len(placement.devices) != 1:
         raise PlanError(
@@ -217,23 +217,23 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
         _require_engines_of(plan, one, engines, f"{where}: operations.{i}")
     if engines.processes and in_process:
         raise PlanError(
-            "a program that runs line by line draws in its own process",
+            "a program that runs line by line generates in its own process",
             where=where,
             found=f"{engines.processes} engine processes of {role}",
         )
     if not engines.processes and plan.kind == ASYNCHRONOUS and not in_process:
         raise PlanError(
-            "whoever draws ahead of the trainer needs a process of its own",
+            "generating ahead of the trainer needs an engine process",
             where=f"{where}: kind",
-            found=f"{role} draws in {MAIN_PROCESS!r}",
+            found=f"{role} generates in {MAIN_PROCESS!r}",
             hint=_own_process(drawing, "temporal"),
         )
     if drawing and plan.kind == "spatial" and not engines.cores and not in_process:
         place = "in processes on any core" if engines.processes else f"in {MAIN_PROCESS!r}"
         raise PlanError(
-            "a spatial plan draws on cores that the trainer leaves free",
+            "a spatial plan generates on cores that the trainer leaves free",
             where=f"{where}: kind",
-            found=f"{role} draws {place}",
+            found=f"{role} generates {place}",
             expected="processes with a core each",
             hint=_own_process(drawing, "temporal", cores=True),
         )
@@ -242,7 +242,7 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
 def _require_engines_of(
     plan: PlacementPlan, one: Operation, engines: LocalEngines, at: str
 ) -> None:
-    """What an operation that draws says of its engines, which are those of its role."""
+    """Checks the engines of an operation that generates, which are those of its role."""
     if one.process in {p.process for p in plan.placements} - {MAIN_PROCESS}:
         raise PlanError(
             "engines have processes of their own",
@@ -253,7 +253,7 @@ def _require_engines_of(
         )
     if engines.processes == 0 and (one.replicas != 1 or one.cores):
         raise PlanError(
-            "the main process draws with one engine, on whatever core it is",
+            "the main process generates with one engine, on whatever core it is",
             where=f"{at}.process",
             found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
             hint=f"give the operation a process of its own, such as {one.node!r}",
@@ -265,7 +265,7 @@ def _require_engines_of(
             found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
             expected=f"{counted(max(1, engines.processes), 'replica')}, cores "
             f"{list(engines.cores)}",
-            hint=f"give all operations that draw with {one.role} the same",
+            hint=f"give all operations that generate with {one.role} the same",
         )
     if len(one.cores) not in (0, one.replicas):
         raise PlanError(
@@ -287,7 +287,7 @@ def _require_engines_of(
 def _own_process(
     drawing: list[tuple[int, Operation]], kind: str, *, cores: bool = False
 ) -> str | None:
-    """What to write so that others than the main process draw."""
+    """Returns what to write so that other processes than the main one generate."""
     if not drawing:
         return None
     i, one = drawing[0]
@@ -296,7 +296,7 @@ def _own_process(
 
 
 def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> None:
-    """Weights travel as who draws needs them."""
+    """Checks that weights travel as the generating processes need them."""
     key = f"{where}: weight_routes"
     _require_same(key, len(plan.weight_routes), len(base.weight_routes))
     for i, (route, mine) in enumerate(zip(plan.weight_routes, base.weight_routes, strict=True)):
@@ -306,11 +306,11 @@ def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> Non
             raise PlanError(
                 "an engine in a process of its own cannot read the trainer's weights in place"
                 if apart
-                else "who draws reads the trainer's own weights",
+                else "the main process generates with the trainer's own weights",
                 where=f"{key}.{i}.transport",
                 found=str(route.transport),
                 expected=str(expected),
-                hint=f"write transport: {expected}, or let another process draw",
+                hint=f"write transport: {expected}, or let another process generate",
             )
         masked = replace(route, transport=mine.transport)
         for field in fields(masked):

@@ -47,7 +47,7 @@ __all__ = [
 
 
 Output = IO[bytes] | IO[str] | int
-"""Where a child prints to."""
+"""The output of a child: a file, or None for this process's own."""
 
 # Seconds for a killed process to be gone.
 _REAP_S = 10.0
@@ -71,7 +71,7 @@ def start_module(
 
 
 def _search_path(path: Iterable[str]) -> list[str]:
-    """Where this process finds modules; the empty entry is the working folder."""
+    """Returns the folders where this process finds modules; "" is the working folder."""
     return [entry or os.getcwd() for entry in path]  # noqa: PTH109
 
 
@@ -90,7 +90,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child has ended; leaves it to be waited for."""
+    """True if a child has ended; its exit code stays to be read."""
     if process.returncode is not None:
         return True
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -98,7 +98,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def ending(returncode: int | None) -> str:
-    """How a child ended, in words."""
+    """Returns in words how a child ended."""
     if returncode is not None and returncode < 0:
         return f"signal {signal.Signals(-returncode).name}"
     return f"exit code {returncode}"
@@ -126,8 +126,8 @@ def core_id(number: int) -> int | None:
 def die_with(parent: int) -> None:
     """Asks the kernel to kill this process when its parent dies (Linux: prctl(2)).
 
-    The kernel goes by the thread that started the child, so that one must outlive it. Elsewhere the
-    closed socket ends the child, at the latest after the work that it is on.
+    The kernel watches the thread that started the child, so that one must outlive it. On other
+    systems the closed socket ends the child, at the latest after its current work.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -144,7 +144,7 @@ def bind_to(core: int) -> None:
 
 
 def received(sock: socket.socket, nbytes: int) -> bytes:
-    """What came, or nothing at the end of the stream.
+    """Returns received bytes, or nothing at the end of the stream.
 
     A parent that closes without having read everything ends the stream with a reset.
     """
@@ -199,9 +199,9 @@ class FrameReader:
 
 
 def send_some(sock: socket.socket, outgoing: bytearray) -> None:
-    """Sends what a socket that does not block takes now, and cuts it off `outgoing`.
+    """Sends what a non-blocking socket accepts now, and removes it from `outgoing`.
 
-    Where the other end is dead all is cut off: whoever reads finds out.
+    If the other end is dead, everything is removed: the next receive notices it.
     """
     try:
         while outgoing:

@@ -1,7 +1,7 @@
-"""Whether this executor can run what was compiled; asked before a run folder is made.
+"""Checks, before a run folder is made, that this executor can run the compiled stages.
 
-A plan may be for another machine, and a graph may ask for what only another executor does. Both
-can be looked at, compared and simulated; neither is run in some other way than it says.
+A plan may be for another machine, and a graph may need another executor. Both can be looked at,
+compared and simulated; neither is run in another way than it is written.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     """Checks every stage.
 
     Raises:
-        PlanError: the plan is for devices that are not here, or says what is not done here.
-        ConfigError: a model without weights; a stage asks for drawing ahead, for refilled batches
-            or for policies of the scheduler where they cannot be, scores data by rules, has a
-            reward without terms, or stops by a policy that it does not train.
+        PlanError: the plan is for devices that this machine lacks, or has what this executor lacks.
+        ConfigError: a model without weights; a stage generates ahead, refills batches or has
+            policies of the scheduler where they cannot be, scores data by rules, has a reward
+            without terms, or stops by a policy that it does not train.
     """
     for stage in stages:
         if config.cluster == "auto":  # a plan over many devices is of another cluster
@@ -57,7 +57,7 @@ def _require_terms(config: RunConfig, stage: CompiledStage) -> None:
         terms, key = config.terms_of(role_of(node))
         if is_rule_score(node) and not terms:
             raise ConfigError(
-                f"the rollouts of stage {stage.name!r} are scored, but the config says no reward",
+                f"the rollouts of stage {stage.name!r} are scored, but the config has no reward",
                 where=key,
                 found=f"nothing to score with at {_line(node)}",
                 expected="at least one term, such as {kind: exact_match}",
@@ -86,14 +86,14 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
     for part, settings in zip(parts, all_settings, strict=True):
         if config.executor == "eager" and settings.over_sampling.members:
             raise ConfigError(
-                "a program that runs line by line draws exactly what its lines say",
+                "a program that runs line by line generates exactly what its lines ask for",
                 where=f"{key}.policies.over_sampling",
                 found=f"members={settings.over_sampling.members}",
                 expected="0",
             )
         if part.node.op is Op.INTERACT and settings.publication.aborts:
             raise ConfigError(
-                "an episode that is stopped begins anew, so long ones would never end",
+                "an episode that is stopped starts again, so long ones would never end",
                 where=f"{key}.policies.publication",
                 found=f"{settings.publication.kind}, for {part.node.id} ({_line(part.node)})",
                 expected="keep or finish",
@@ -103,12 +103,12 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
 def _require_streaming(
     config: RunConfig, stage: CompiledStage, rollouts: Sequence[RolloutPart]
 ) -> None:
-    """One rollout may run ahead of the trainer."""
+    """Checks that a rollout that generates ahead of the trainer is the only one and can."""
     if config.executor == "eager":
-        problem = "a program that runs line by line draws what its lines ask for, when they do"
+        problem = "a program that runs line by line generates what its lines ask for, when they do"
     elif len(rollouts) > 1:
         nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in rollouts)
-        problem = f"only a single rollout can run ahead of the trainer, and it has {nodes}"
+        problem = f"only a single rollout can generate ahead of the trainer, and it has {nodes}"
     else:
         return
     staleness, own = stage.context.max_staleness, stage.workflow.max_staleness
@@ -118,7 +118,7 @@ def _require_streaming(
         where = f"{key}.max_staleness" if own is None else str(stage.workflow.source)
         found = str(staleness)
     raise ConfigError(
-        f"stage {stage.name!r} is to be drawn ahead of the trainer: {problem}",
+        f"stage {stage.name!r} is to generate ahead of the trainer: {problem}",
         where=where,
         found=found,
         expected="0",
@@ -135,11 +135,11 @@ def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
     late = [node for node in stage.graph.of_op(Op.FILTER) if node.id not in judging]
     sources = [part.source for part in parts.rollouts]
     if config.executor == "eager":
-        problem = "a program that runs line by line has no line that draws further prompts"
+        problem = "a program that runs line by line has no line that takes further prompts"
     elif not sources:
-        problem = "it draws nothing"
+        problem = "it generates nothing"
     elif len(set(sources)) < len(sources):
-        problem = "several of its rollouts answer the same prompts, and each would draw others"
+        problem = "several of its rollouts answer the same prompts, and each would take others"
     elif late:
         problem = f"{late[0].id} reads what is known of whole batches only ({_line(late[0])})"
     else:

@@ -1,7 +1,7 @@
-"""Rule rewards in this process: breakpoints in them stop where a person sits.
+"""Rule rewards in this process, so that their breakpoints stop at the user's terminal.
 
-No process means no time limit: a reward that never returns is ended by Ctrl-C. What a reward
-raises is a `ScoreFailure`, as in a scorer process, with the exception itself beside it.
+Without a process there is no time limit: a reward that never returns is ended by Ctrl-C. An error
+of a reward is a `ScoreFailure`, as in a scorer process, and the exception itself is kept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InlineScorer:
         self._term = ""
 
     def for_rollout(self) -> InlineScorer:
-        """The same rewards with answers of their own: samples of two rollouts may have one id.
+        """Returns a scorer of the same rewards with its own results, for samples with equal ids.
 
         It is open as long as this one is, and closed with it.
         """
@@ -63,7 +63,7 @@ class InlineScorer:
         return self._prefetched[request.sample]
 
     def cause(self, sample: SampleId) -> BaseException | None:
-        """What the reward raised for a sample."""
+        """Returns the exception that the reward raised for a sample."""
         return self._raised.get(sample)
 
     def forget(self) -> None:
@@ -131,7 +131,7 @@ def open_inline_scoring(
 
     Raises:
         RewardError: the reward cannot be loaded; with the user's own file and line.
-        FlowError: whatever else the plug-in says about its configuration.
+        FlowError: an error of the plug-in about its configuration.
     """
     plugin = require(backend, Service.SCORE, role)
     own = (*library_folders(), *package_folders(plugin))

@@ -1,4 +1,4 @@
-"""What a scoring pool and its workers say to each other.
+"""The messages between a scoring pool and its workers.
 
 Messages are framed by `flowrl.runtime.local.processes`. Requests and scores cross as plain tuples,
 because dataclasses cost several times as much to pickle and hundreds of samples cross at once.

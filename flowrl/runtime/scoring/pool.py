@@ -9,9 +9,9 @@
 Every submitted sample comes back exactly once, as a `ScoreResult` or a `ScoreFailure`, in any
 order. A failure is never a score of 0.
 
-The pool has no thread: limits are enforced and batches sent in `poll` and `wait`, so whoever
-submits must go on calling one of them. Nothing here waits for a worker: sockets are non-blocking,
-and what a busy worker has not read yet stays in the pool.
+The pool has no thread: limits are enforced and batches sent in `poll` and `wait`, so after a submit
+one of them must be called again and again. Nothing here waits for a worker: sockets are
+non-blocking, and bytes that a busy worker has not read yet stay in the pool.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class ScoreFailure:
     """A sample without a score.
 
     Attributes:
-        message: What happened, to follow "the reward": `raised KeyError: 'x' (rewards.py:9 in f)`.
+        message: The failure, to follow "the reward": `raised KeyError: 'x' (rewards.py:9 in f)`.
         frames: The user's own innermost frames, outermost first: `rewards.py:9 in f`.
-        term: The term that it was, where the scorer says so.
+        term: The term that failed, if the scorer names it.
     """
 
     sample: SampleId
@@ -119,7 +119,7 @@ class _Worker:
 def failure_message(
     kind: FailureKind, text: str, frames: Sequence[str] = (), *, timeout_s: float = 0.0
 ) -> str:
-    """What happened, to follow "the reward"; see `ScoreFailure`."""
+    """Returns the failure, to follow "the reward"; see `ScoreFailure`."""
     at = f" ({frames[-1]})" if frames else ""
     match kind:
         case FailureKind.RAISED:
@@ -137,17 +137,17 @@ class ScoringPool:
 
     Args:
         plugin: Name of a plug-in that offers scores, or `module:attribute` of one.
-        context: What its scorer is made from.
+        context: The context of its scorer.
         timeout_s: Seconds that one sample may take.
         workers: Processes.
         grace_s: Seconds past `timeout_s` after which a process that could not be interrupted is
             killed.
         start_timeout_s: Seconds that a process may take to load the reward.
-        output: Where rewards print to; by default this process's standard error.
+        output: File to which rewards print; by default this process's standard error.
 
     Raises:
         RewardError: The reward cannot be loaded; with the user's own file and line.
-        FlowError: Whatever else the plug-in says about its configuration.
+        FlowError: an error of the plug-in about its configuration.
 
     Processes die with the thread that started them (Linux kills children by thread), so the pool
     belongs to one thread that outlives it.
@@ -235,9 +235,9 @@ class ScoringPool:
         return True
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `poll` should be called.
+        """Returns a descriptor that is readable when `poll` should be called.
 
-        It says nothing about time limits: wait on it no longer than `seconds_to_limit()`.
+        It does not show time limits: wait on it no longer than `seconds_to_limit()`.
         """
         # select, poll and epoll take an epoll or kqueue descriptor like any other.
         selector = cast("selectors.EpollSelector", self._selector)
@@ -374,7 +374,7 @@ class ScoringPool:
                 for ticket, kind, text, frames, term in failures:
                     self._fail(worker, ticket, FailureKind(kind), text, frames, term)
             case _:
-                raise AssertionError(f"a scoring process said {message!r}")
+                raise AssertionError(f"a scoring process sent {message!r}")
 
     # Failures
 

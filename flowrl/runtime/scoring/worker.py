@@ -183,7 +183,7 @@ class _Worker:
             self._send(results)
 
     def _results(self) -> bytes:
-        """The message of what was not told yet; empty where there is nothing."""
+        """Returns the message of unsent results; empty without any."""
         if not self._scores and not self._failures:
             return b""
         message = pack(("scores", self._scores, self._failures))
@@ -194,12 +194,12 @@ class _Worker:
         try:
             self._sock.sendall(message)
         except OSError:
-            # The pool is gone, and with it everyone who could be told.
+            # The pool is gone.
             os._exit(0)
 
     def _frames(self, trace: TracebackType | None) -> tuple[str, ...]:
         frames = traceback.extract_tb(trace)
-        # A time limit that is met outside the user's code is at no line worth telling.
+        # A time limit that is met outside the user's code has no line of the user's.
         timed_out = bool(frames) and frames[-1].name == _Alarm._fire.__name__
         return user_frames(frames, self._own, or_any=not timed_out)
 
@@ -290,7 +290,7 @@ def checked_score(result: object) -> tuple[float, dict[str, float]]:
 
 
 def unloadable(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
-    """What a reward's file raised when it was run, as an error with the user's own line."""
+    """Returns the error of running a reward's file, with the user's own line."""
     frames = list(user_frames(traceback.extract_tb(reason.__traceback__), own))
     if isinstance(reason, SyntaxError) and reason.filename:
         frames = [f"{short_path(reason.filename)}:{reason.lineno}"]

@@ -1,6 +1,6 @@
-"""What a local run has open from its first evaluation to the export: data, models, scorers.
+"""The open resources of a run, from its first evaluation to the export: data, models, scorers.
 
-It lasts over all stages: the policy that one stage leaves is the one that the next begins with.
+They last over all stages: the policy at the end of one stage is the one at the start of the next.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OpenRun:
         open -> (begin_stage -> steps)* -> export -> close
 
     Args:
-        inputs: Of the run; are closed with it.
+        inputs: Inputs of the run; closed with it.
 
     Attributes:
         beat: Called whenever something moved.
@@ -105,7 +105,7 @@ class OpenRun:
         self._held_out_fingerprint = ""
 
     def describe(self) -> str:
-        """Who waits for whom, for the watchdog."""
+        """Returns who waits for whom, for the watchdog."""
         if self._evaluating is not None:
             return self._evaluating.describe()
         return "workers are being opened" if self._stage is None else self._stage.describe()
@@ -126,7 +126,7 @@ class OpenRun:
         """Ends every worker; idempotent."""
         with ExitStack() as stack:
             if self._thread is not None:
-                # Last of all: processes that it opened anew die with it.
+                # Last of all: processes that it restarted die with it.
                 stack.callback(self._thread.close)
             for opened in (self._policies, self._inputs, self._drivers):
                 stack.callback(opened.close)
@@ -143,7 +143,7 @@ class OpenRun:
             self._thread = RolloutThread()
         return self._thread
 
-    # What the plans say
+    # Values of the plans
 
     @property
     def _exported(self) -> RoleName:
@@ -168,7 +168,7 @@ class OpenRun:
         """Makes a stage ready: optimizers, copies, schedulers, cursors.
 
         Args:
-            checkpoint: Of the middle of this stage; None begins it.
+            checkpoint: A checkpoint in the middle of this stage; None begins it.
         """
         self._end_stage()
         stage = self._stages[index]
@@ -215,17 +215,17 @@ class OpenRun:
     # Evaluation
 
     def evaluate(self, stage: str, step: int, num: int | None) -> EvaluationRow | None:
-        """Draws one sample for each held-out prompt and averages score and terms.
+        """Generates one sample for each held-out prompt and averages score and terms.
 
-        It is drawn as the last rollout of the evaluated policy is; where that is an `interact`,
-        the sample is an episode, and its score is what the environment gave. The same random
-        streams are used at every evaluation, so that two of them differ by the policy alone.
+        It is sampled like the last rollout of the evaluated policy; for an `interact`, the sample
+        is an episode, and its score is that of the environment. The same random streams are used at
+        every evaluation, so that two of them differ by the policy alone.
 
         Args:
             num: Takes the first `num` held-out prompts; None takes `eval.num`.
 
         Returns:
-            None where there is no held-out data, no policy, or nothing scores.
+            None without held-out data, a policy, or a scorer.
 
         Raises:
             RewardError: no sample was scored.
@@ -292,7 +292,7 @@ class OpenRun:
         return everything[: num or self._config.eval.num or len(everything)]
 
     def _evaluated_sampling(self) -> Sampling:
-        """How the policy's last rollout draws; without one, as the last stage's settings say."""
+        """Returns the sampling of the policy's last rollout, or of the last stage's settings."""
         rollouts = self._rollouts_of_policy()
         if rollouts:
             return sampling_of_rollout(rollouts[-1][1])
@@ -301,7 +301,7 @@ class OpenRun:
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint holds of the run beside the workers' own files."""
+        """Returns a checkpoint's state of the run, without the workers' own files."""
         return {
             **self._policies.state(),
             "reward_failures": self._failures.failed,
@@ -313,7 +313,7 @@ class OpenRun:
         self._policies.save(folder)
 
     def export(self) -> None:
-        """Writes the run's model, and beside it that of every other role that the run trained."""
+        """Writes the run's model, and next to it that of every other role that the run trained."""
         self._folder.export_model(lambda folder: self._policies.export(self._exported, folder))
         for role in self._use.models:
             if role != self._exported and self._use.is_trained(role):

@@ -2,11 +2,12 @@
 
 Three kinds of roles have a model:
 
-- one of its own: opened before the first stage, it lives as long as the run;
-- a copy that some stage trains (a critic that begins as the policy): made of what the copied role
-  is when the first stage that uses it begins; from then on it lives like the others;
-- a copy that no stage trains (a reference): made anew at the beginning of every stage that uses
-  it, and closed with the stage.
+- one of its own: opened before the first stage, it lasts as long as the run;
+- a copy that some stage trains (a critic that begins as the policy): copied when the first stage
+  that uses it begins; from then on it lasts like the others;
+- a copy that no stage trains (a reference): copied at the beginning of every stage that uses it,
+and
+  closed with the stage.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class OpenPolicies:
     """See the module.
 
     Args:
-        placements: Of every role with a model.
-        folder: Of the run.
+        placements: Placements of every role with a model.
+        folder: Folder of the run.
         beat: Called whenever a worker was opened.
         published: Called with an engine and the version that it serves from now on.
 
     Attributes:
-        use: What the roles do.
+        use: The operations of each role.
         models: Folder and tokenizer of the roles with a model of their own; set by `open`.
     """
 
@@ -81,7 +82,7 @@ class OpenPolicies:
         return self._frozen_copies[role] if role in self._frozen_copies else self._lasting[role]
 
     def tokenizer(self, role: RoleName) -> Tokenizer:
-        """Of a role's model; a copy has that of the role it copies."""
+        """Returns the tokenizer of a role's model; a copy has that of the role it copies."""
         return self.models[self.use.owner(role)].tokenizer
 
     @property
@@ -100,7 +101,7 @@ class OpenPolicies:
         if checkpoint is None:
             return
         versions = checkpoint.state.get("versions")
-        assert isinstance(versions, Mapping)  # whoever read the checkpoint has looked
+        assert isinstance(versions, Mapping)  # the reader of the checkpoint has checked it
         for role in self._lasting:
             self._restore(role, checkpoint)
         for role in self.use.models:
@@ -151,7 +152,7 @@ class OpenPolicies:
             worker.context,
             export=worker.train.export,
             beside=self._folder / "sync",
-            # The run itself gives up after that time; an engine is opened anew before.
+            # The run itself gives up after that time; an engine is restarted earlier.
             silence_s=self._config.runtime.stall_timeout_s / 2,
             cores=engines.cores,
         )
@@ -247,7 +248,7 @@ class OpenPolicies:
         return {**self._lasting, **kept}
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint holds beside the workers' own files."""
+        """Returns a checkpoint's state of the models, without the workers' own files."""
         return {
             "versions": {role: worker.version for role, worker in self._saved().items()},
             "stale": [role for role, worker in self._saved().items() if worker.stale],

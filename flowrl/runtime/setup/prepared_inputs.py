@@ -1,6 +1,6 @@
-"""What a run needs before its first step: data rows, model folders, tokenizers.
+"""The inputs of a run that are prepared before its first step: rows, model folders, tokenizers.
 
-Everything that can be wrong with data is found here, before a worker starts.
+All mistakes in data are found here, before a worker starts.
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ class PreparedInputs:
 
     Attributes:
         train: Prompts to train on.
-        examples: Those of `train` whose solution fits the model too; what supervised stages take.
+        examples: Prompts of `train` whose solution fits the model too, for supervised stages.
         solutions: Their responses; None where no stage is supervised.
-        pair_prompts: Those of `train` whose two responses fit the model; what stages that learn
-            from pairs take.
+        pair_prompts: Prompts of `train` whose two responses fit the model, for stages that train on
+            pairs.
         pairs: Their responses; None where no stage learns from pairs.
         held_out: Prompts to evaluate on, in the order of the source; empty without `data.eval`.
         models: By role.
-        notes: What was left out of the data, for people.
+        notes: Notes on rows that were left out.
     """
 
     train: PromptSet
@@ -168,12 +168,12 @@ def prepare_inputs(
     """Reads data and makes the model folders of `roles`.
 
     Args:
-        folder: Where folders of new models are made (`folder/ROLE`).
+        folder: The folder for new models (`folder/ROLE`).
         roles: Roles that have a model of their own.
         policy: The role whose tokenizer the prompts are for; one of `roles`.
-        supervised: Whether a stage learns from solutions.
-        needs: What is read of training rows; a stage learns from pairs where that is `rejected`.
-        held_out_needs: What is read of held-out rows; by default their answers.
+        supervised: A stage trains on solutions.
+        needs: Fields of training rows that are read; with `rejected` a stage trains on pairs.
+        held_out_needs: Fields of held-out rows that are read; by default their answers.
         max_length: Tokens of the longest sample that workers can hold.
 
     Raises:
@@ -217,7 +217,7 @@ def prepare_inputs(
 def _encoded(
     rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNeeds, notes: list[str]
 ) -> PromptSet:
-    """The prompts of rows; says in `notes` which are left out."""
+    """Encodes the prompts of rows; adds to `notes` which are left out."""
     prompts = encode_prompts(
         rows,
         tokenizer,
@@ -250,10 +250,10 @@ def _encoded(
 def require_context_length(
     prompts: Iterable[Prompt | PromptItem], max_tokens: int, max_length: int
 ) -> None:
-    """Whether a response of `max_tokens` fits behind every prompt.
+    """Checks that a response of `max_tokens` fits after every prompt.
 
     Raises:
-        ConfigError: not behind the longest; names it, and the sizes that would do.
+        ConfigError: it does not fit after the longest; names it, and the sizes that would do.
     """
     longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids), default=None)
     if longest is None or len(longest.prompt_ids) + max_tokens <= max_length:

@@ -55,7 +55,7 @@ __all__ = [
 
 
 def sampling_of_rollout(part: RolloutPart) -> Sampling:
-    """How a rollout's tokens are drawn; of episodes, `max_tokens` is of one turn."""
+    """Returns the sampling of a rollout; for episodes, `max_tokens` limits one turn."""
     sampling = part.generate_node.attr("sampling")
     assert isinstance(sampling, Sampling)  # lowering fills it
     return sampling
@@ -66,14 +66,14 @@ class RolloutSpec:
     """One rollout to be driven.
 
     Attributes:
-        role: The policy that draws tokens.
+        role: The policy that generates.
         episodes: The `interact` whose turns they are; None for plain responses.
-        sampling: Of every request.
-        grammar: What every response, or every turn, is held to.
+        sampling: The sampling options of every request.
+        grammar: The grammar of every response, or of every turn.
         group_size: Samples for each prompt.
         purpose: Names the random streams of its samples.
-        reported: The role whose score is told of a sample; None takes the first that scores.
-        needs_states: Whether an environment must tell its states.
+        reported: The role whose score is reported for a sample; None takes the first that scores.
+        needs_states: True if an environment must return its states.
     """
 
     role: RoleName
@@ -127,14 +127,14 @@ class DriverMaker:
         unused: UnusedSamples | None = None,
         journal: Callable[[Event], None] | None = None,
     ) -> RolloutDriver:
-        """A driver that goes on where its scheduler stands.
+        """Makes a driver that continues from its scheduler's state.
 
         Args:
             kind: Makes the driver.
             supply: Further prompts, where batches are refilled.
-            engines: What draws; by default the policy's engine in this process.
+            engines: Engines that generate; by default the policy's engine in this process.
             unused: Samples that the scheduler knows of already, where it was written before.
-            journal: Is told of every event.
+            journal: Receives every event.
         """
         worker = self._policies[spec.role]
         seed, purpose = self._config.seed, spec.purpose
@@ -143,7 +143,7 @@ class DriverMaker:
         drawing = {worker.engine_id: worker.engine} if engines is None else dict(engines)
         if spec.episodes is not None:
             for name, engine in drawing.items():
-                # Each has an environment of its own, and so has an evaluation beside them.
+                # Each has an environment of its own, and so has an evaluation at the same time.
                 owner = "" if engines is None else name
                 drawing[name] = self._episodes(
                     *(spec, spec.episodes, engine, tokenizer, store), owner
@@ -220,7 +220,7 @@ class DriverMaker:
 
 
 def open_environment(config: RunConfig, role: RoleName) -> EnvironmentPool:
-    """Opens the environment that plays a role.
+    """Opens the environment of a role.
 
     Raises:
         BackendError: its backend cannot be used, or the user's class cannot be loaded.
@@ -254,7 +254,7 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
     return scheduler_settings(
         stage.config.train,
         group_size=_group_size(part),
-        # In a synchronous plan nothing is drawn ahead, however old samples may be.
+        # In a synchronous plan nothing is generated ahead, however old samples may be.
         max_staleness=stage.context.max_staleness if stage.plan.kind == ASYNCHRONOUS else 0,
         judges_groups=bool(part.ends),
         num_engines=max(1, engines_of(stage.plan, role_of(part.generate_node)).processes),
@@ -269,7 +269,7 @@ def _group_size(part: RolloutPart) -> int:
 
 
 def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutSpec:
-    """How a rollout of a graph is driven."""
+    """Returns the specification of a graph's rollout for its driver."""
     grammar = part.generate_node.attr("grammar")
     assert grammar is None or isinstance(grammar, Grammar)
     scoring_node = reported_score(parts, part.node.id)
@@ -293,18 +293,18 @@ def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutS
 
 
 def _scores_samples(node: Node) -> bool:
-    """Whether a score is there as soon as its sample is finished."""
+    """True if a score is there as soon as its sample is finished."""
     return node.op is Op.INTERACT or is_rule_score(node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMaker:
-    """Of one stage.
+    """Makes the rollouts of one stage.
 
     Attributes:
         state: A checkpoint's state of the stage; None at its beginning.
         checkpoint: The folder that `state` comes from.
-        journals: Where each rollout notes what happens.
+        journals: The journals in which rollouts note events.
     """
 
     config: RunConfig
@@ -321,14 +321,14 @@ class RolloutMaker:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether prompts are drawn ahead of the trainer."""
+        """True if prompts are generated ahead of the trainer."""
         return any(
             settings_of(self.config, self.stage, part).budget is not None
             for part in self.program.parts.rollouts
         )
 
     def fleets(self, stack: ExitStack) -> dict[RoleName, EngineFleet]:
-        """Engines in processes of their own, of the roles for which the plan says so.
+        """Opens the engine processes of the roles for which the plan has them.
 
         Args:
             stack: Closes them.
@@ -387,7 +387,7 @@ class RolloutMaker:
         )
 
     def make_streaming(self, part: RolloutPart, run: RunNode, fleet: EngineFleet) -> OpenRollout:
-        """A rollout that is driven ahead of the trainer."""
+        """Makes a rollout that generates ahead of the trainer."""
         kind = partial(
             StreamingDriver,
             fleet=fleet,

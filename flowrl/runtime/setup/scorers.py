@@ -1,6 +1,6 @@
-"""What scores by rules in a run: for each reward role a pool of processes.
+"""The rule scorers of a run: a pool of processes for each reward role.
 
-With `executor=eager` it is this process, so that breakpoints in rewards work.
+With `executor=eager` they are in this process, so that breakpoints in rewards work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 
 _VERIFIER = RoleName("verify")
-"""What scores samples where no workflow has a scoring role but the config has rewards."""
+"""The role of the configured rewards where no workflow has a scoring role."""
 
 
 class OpenScorers:
@@ -74,10 +74,10 @@ class OpenScorers:
         return found[-1] if found else None
 
     def of_rollout(self, part: RolloutPart) -> dict[RoleName, Scorers]:
-        """What scores a rollout's samples.
+        """Returns the scorers of a rollout's samples.
 
-        Where its program does not score it by rules, `rewards.terms` are told all the same, of what
-        is drawn: an environment's word on an episode is enough.
+        If its program does not score it by rules, `rewards.terms` score it all the same, for
+        reports; an episode has its environment's score.
         """
         roles = dict.fromkeys(role_of(node) for node in part.scorers)
         if roles:
@@ -89,7 +89,7 @@ class OpenScorers:
         return {} if role is None else {role: self._pools[role]}
 
     def of_evaluation(self, parts: Sequence[RolloutPart]) -> dict[RoleName, Scorers]:
-        """What scores held-out samples.
+        """Returns the scorers of held-out samples.
 
         Args:
             parts: Rollouts of the evaluated policy in the last stage, in order.

@@ -44,13 +44,13 @@ State = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMaker:
-    """What a run has open, for the stages that it makes of it.
+    """Makes stages from the open resources of a run.
 
     Attributes:
         beat: Called whenever something moved.
         stop: A true value ends a rollout, or a line of an eager program.
         thread: Gives the thread that asynchronous rollouts run in.
-        journals: Where rollouts note what happens.
+        journals: The journals in which rollouts note events.
     """
 
     config: RunConfig
@@ -67,7 +67,7 @@ class StageMaker:
     def make(
         self, stage: CompiledStage, state: State | None, checkpoint: Path | None = None
     ) -> Stage:
-        """A stage at its beginning, or where a checkpoint's state says.
+        """Makes a stage at its beginning, or at a checkpoint's state.
 
         Args:
             checkpoint: The folder that `state` comes from.
@@ -154,7 +154,7 @@ class StageMaker:
         )
 
     def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
-        """Of the samples of each rollout and source: that of a model that reads them."""
+        """Returns the tokenizer of each rollout and source, from a model that reads its samples."""
         found = {
             part.node.id: self.policies.tokenizer(role_of(part.generate_node))
             for part in parts.rollouts

@@ -56,10 +56,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptShares:
-    """Of one stage.
+    """The shares of the prompt sources of one stage.
 
     Attributes:
-        weights: By source.
+        weights: Share by source.
         source_of: The source of a row.
         where: The config key.
     """
@@ -70,7 +70,7 @@ class PromptShares:
 
 
 def shares_of(config: RunConfig, stage: CompiledStage) -> PromptShares | None:
-    """The shares of a stage that draws; None where sources are not told apart.
+    """Returns the shares of a stage; None if it generates nothing or has no shares.
 
     Raises:
         ConfigError: there are shares, and no `data.source`.
@@ -84,7 +84,7 @@ def shares_of(config: RunConfig, stage: CompiledStage) -> PromptShares | None:
     where = f"{train_key(config, stage)}.policies.fairness"
     if config.data.source is None:
         raise ConfigError(
-            "sources have shares, but rows do not say their source",
+            "sources have shares, but rows do not name their source",
             where="data.source",
             expected=f"the field of a row that names its source, for {where}",
         )
@@ -110,8 +110,8 @@ class RunInputs:
     """Opened once a run; see the module.
 
     Args:
-        models: Where folders of new models are, of a run that is resumed. Without it they are made
-            in a temporary folder, and `settle` moves them.
+        models: The folder of new models of a resumed run. Without it they are made in a temporary
+            folder, and `settle` moves them.
 
     Attributes:
         scorers: Open.
@@ -181,7 +181,7 @@ class RunInputs:
         return max(stage.plan.sizes.max_length for stage in self._stages)
 
     def _require_context_length(self) -> None:
-        """Every response that will be drawn must fit behind its prompt."""
+        """Checks that every response that may be generated fits after its prompt."""
         parts = [part for graph in self._graphs for part in GraphParts(graph).rollouts]
         for part in parts:
             max_tokens = sampling_of_rollout(part).max_tokens
@@ -191,7 +191,7 @@ class RunInputs:
             require_context_length(self.prepared_inputs.held_out, max_tokens, self.max_length)
 
     def _evaluated_sampling(self) -> Sampling:
-        """How the evaluated policy's last rollout draws, or would."""
+        """Returns the sampling of the evaluated policy's last rollout, or its default."""
         for graph in reversed(self._graphs):
             own = [
                 part

@@ -1,8 +1,8 @@
-"""Folders in which weights wait for the engines of other processes to load them.
+"""Folders from which engine processes load published weights.
 
-They lie in shared memory where the system has it, so that writing and reading a version copies
-memory and touches no disk. The newest version stays, for engines that are opened anew; an older one
-goes once every engine that was told of it has loaded it.
+They are in shared memory if the system has it, so that writing and reading a version copies memory
+without a disk. The newest version stays, for engines that are restarted; an older one is removed
+once every engine that was sent it has loaded it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class WeightFolders:
 
         folder = folders.new(version)     # is filled, in the trainer's thread
         folders.add(version, folder)      # is whole: the latest from now on
-        folders.sent(engine, version)     # the engine was told
-        folders.loaded(engine, version)   # the engine has it
+        folders.sent(engine, version)     # the engine received the message
+        folders.loaded(engine, version)   # the engine has loaded it
 
     Args:
-        beside: Where they lie if the system has no shared memory.
+        beside: The folder to use if the system has no shared memory.
     """
 
     def __init__(self, beside: Path, *, shared_memory: Path = _SHARED_MEMORY) -> None:
@@ -67,7 +67,7 @@ class WeightFolders:
         return self._folders[version]
 
     def sent(self, engine: EngineId, version: int) -> None:
-        """The engine was told to load a version."""
+        """Notes that the engine was sent a version to load."""
         self._waited.setdefault(engine, []).append(version)
 
     def loaded(self, engine: EngineId, version: int) -> None:
@@ -78,7 +78,7 @@ class WeightFolders:
         self._retire()
 
     def forget(self, engine: EngineId) -> None:
-        """The engine is gone, and loads nothing that it was told to."""
+        """Notes that the engine failed, and will not load the versions sent to it."""
         self._waited.pop(engine, None)
         self._retire()
 
@@ -97,10 +97,10 @@ class WeightFolders:
 
 
 def _new_root(parent: Path) -> tuple[Path, int | None]:
-    """A new folder, and a lock in it that is held as long as this process lives.
+    """Makes a new folder with a lock file, which this process keeps locked as long as it lives.
 
-    By the lock others see whether the folder is abandoned. One that looks in the moment before it
-    is held may remove the folder; then another one is made.
+    The lock shows others whether the folder is abandoned. A process that looks before it is locked
+    may remove the folder; then another one is made.
     """
     while True:
         root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -126,7 +126,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes what runs that were killed have left: folders of ours that nobody holds."""
+    """Removes folders of killed runs: those of ours that no process has locked."""
     for root in parent.glob(f"{_PREFIX}*"):
         # Another run may be making or removing its own at this moment.
         with contextlib.suppress(OSError):
