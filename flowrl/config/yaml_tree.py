@@ -1,10 +1,13 @@
-"""YAML files as plain values that remember their lines.
+"""Reads YAML files as plain values that remember their lines.
 
-The language is close to YAML 1.2's core schema, because the 1.1 that PyYAML reads by default
+Scalars are read as in YAML 1.2's core schema, because the 1.1 that PyYAML reads by default
 surprises people in configs: there `1e-4` is text, `010` is 8, `1:30` is 90, `no` is false and
 `2024-01-01` is a date. Here numbers are decimal, only `true` and `false` are truth values, and
-digits after a leading zero (an alphabet, a number of a file) stay the text that they are.
-Stricter than either: a key is text and stands once in its mapping, and a file is one mapping.
+digits after a leading zero (an alphabet, a number in a file name) stay text. A key must be text
+and occur once in its mapping, and a file is one mapping.
+
+The scanner is libyaml's. Scanners in Python (PyYAML's own, ruamel.yaml's) take tens of times
+as long, and refuse a tab between a value and a comment, which YAML allows.
 
 Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's weight.
 """
@@ -12,14 +15,14 @@ Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import yaml
 
-from flowrl.config.nearest import listing, nearest_file, nearest_in
+from flowrl.config.nearest import YAML_SUFFIXES, listing, nearest_file, nearest_in
 from flowrl.errors import ConfigError
 from flowrl.wording import counted
 
@@ -56,11 +59,11 @@ if hasattr(yaml, "CSafeLoader"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A file's mapping.
+    """The mapping of a file.
 
     Attributes:
         values: The mapping; nested mappings and lists are plain.
-        lines: Line (from 1) of each value by dotted path; a key's line where it has one.
+        lines: Line (from 1) of each value by dotted path; the line of its key where it has one.
     """
 
     values: dict[str, Value]
@@ -69,14 +72,14 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """What a file is meant to be, for messages.
+    """The kind of file that is expected, for messages.
 
     Attributes:
-        noun: What it is called.
-        begins: What the first keys of one look like.
-        way_out: What to give in the place of a file that is none.
-        may_be_empty: An empty one says nothing, which is no mistake.
-        folder: Where ready-made ones are.
+        noun: Name of the kind: `config`, `cluster file`.
+        begins: Hint that shows the first keys of such a file.
+        way_out: Hint for a file of another kind.
+        may_be_empty: True if an empty file is no mistake.
+        folder: Folder of ready-made files of the kind.
     """
 
     noun: str
@@ -85,8 +88,6 @@ class FileKind:
     may_be_empty: bool = False
     folder: Path | None = None
 
-
-_YAML = (".yaml", ".yml")
 
 CONFIG = FileKind(
     noun="config",
@@ -98,9 +99,9 @@ CONFIG = FileKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where the keys of a file are written: `cluster.yaml:5 (nodes.0.cores)`.
+    """The places of the keys of a file: `cluster.yaml:5 (nodes.0.cores)`.
 
-    Of a key that is not there, the line of the nearest one that it would stand below.
+    A missing key has the line of the nearest section above it.
     """
 
     path: Path
@@ -115,19 +116,20 @@ class Places:
 
 
 def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Tree:
-    """Reads one mapping.
+    """Reads the one mapping of a file.
 
     Args:
-        kind: What the file is meant to be, for messages.
+        path: The file.
+        kind: The kind of file that is expected, for messages.
 
     Raises:
-        ConfigError: The file is missing (with the nearest name beside it), cannot be read, is not
-            YAML (with the line), is empty or no mapping, or names a key twice.
+        ConfigError: The file is missing (with the nearest name in its folder), cannot be read, is
+            not YAML (with the line), is empty or no mapping, or names a key twice.
     """
     node = _compose(_read(path, kind), str(path))
-    if node is None and kind.may_be_empty:
-        return Tree(values={})
     if node is None:
+        if kind.may_be_empty:
+            return Tree(values={})
         raise ConfigError(
             "the file is empty",
             where=str(path),
@@ -142,18 +144,17 @@ def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Tree:
             expected="`key: value` lines",
             hint=kind.begins,
         )
-    tree = Tree(values={})
-    value = _Reader(str(path), tree.lines).value(node, "")
-    assert isinstance(value, dict)
-    tree.values.update(value)
-    return tree
+    lines: dict[str, int] = {}
+    values = _Reader(str(path), lines).value(node, "")
+    assert isinstance(values, dict)
+    return Tree(values=values, lines=lines)
 
 
 def read_yaml_value(text: str, where: str) -> Value:
-    """Reads the value of an override: single values, `[lists]` and `{mappings: of them}`.
+    """Reads the value of an override: a single value, a `[list]` or a `{mapping: of them}`.
 
-    What reads as anything else is taken as the text that it is, so that templates and free text
-    need no second layer of quotes: `{question}`, `Q: what?`, `#1`.
+    Anything else is plain text, so that templates and free text need no second layer of quotes:
+    `{question}`, `Q: what?`, `#1`.
 
     Raises:
         ConfigError: A list, mapping or quoted text that does not end; `where` names it.
@@ -172,7 +173,7 @@ def read_yaml_value(text: str, where: str) -> Value:
 
 
 def _is_template(node: yaml.CollectionNode) -> bool:
-    """Whether it is keys without values, such as `{question}`; a written null is a value."""
+    """True for keys without values, such as `{question}`; a written null is a value."""
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     return all(isinstance(v, yaml.ScalarNode) and not (v.value or v.style) for _, v in node.value)
@@ -199,15 +200,17 @@ def _read(path: Path, kind: FileKind) -> str:
     except FileNotFoundError:
         folder = path.parent
         names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        configs = [name for name in names if name.endswith((".yaml", ".yml"))]
+        configs = [name for name in names if name.endswith(YAML_SUFFIXES)]
         raise ConfigError(
             "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
             where=str(path),
             expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
-            hint=nearest_file(path, _YAML) or nearest_in(kind.folder, path, _YAML) or kind.way_out,
+            hint=nearest_file(path, YAML_SUFFIXES)
+            or nearest_in(kind.folder, path, YAML_SUFFIXES)
+            or kind.way_out,
         ) from None
     except IsADirectoryError:
-        inside = sorted(p.name for p in path.iterdir() if p.suffix in (".yaml", ".yml"))
+        inside = sorted(p.name for p in path.iterdir() if p.suffix in YAML_SUFFIXES)
         raise ConfigError(
             "this is a folder, not a YAML file",
             where=str(path),
@@ -244,12 +247,38 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     except RecursionError:
         raise _too_deep(name) from None
     except (yaml.YAMLError, UnicodeEncodeError):
-        # The parser in Python says more of what is wrong, and where.
-        return _compose_or_tell(text, name)
+        pass
+    # The parser in Python says more of what is wrong, and where.
+    try:
+        return yaml.compose(text, Loader=_Loader)
+    except RecursionError:
+        raise _too_deep(name) from None
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            "not YAML: a character that text cannot hold",
+            where=name,
+            found=repr(text[error.position : error.position + 1]),
+            hint="write it as an escape in double quotes, or leave it out",
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark, lines = error.problem_mark or error.context_mark, text.splitlines()
+        line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+        raise ConfigError(
+            f"not YAML: {error.problem or error.context}",
+            where=f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name,
+            found=repr(line.strip()) if line else None,
+            hint=_syntax_hint(line, error, lines),
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"not YAML: {str(error).splitlines()[0]}",
+            where=name,
+            hint="write `key: value` lines, nested by spaces",
+        ) from None
 
 
 _DEEPEST = 100
-"""Mappings and lists inside of each other; a config has some six."""
+"""Limit of mappings and lists inside each other; a config has about six levels."""
 
 
 def _too_deep(where: str) -> ConfigError:
@@ -261,45 +290,7 @@ def _too_deep(where: str) -> ConfigError:
     )
 
 
-def _compose_or_tell(text: str, name: str) -> yaml.Node | None:
-    try:
-        loader = _Loader(text)
-    except yaml.reader.ReaderError as error:
-        raise ConfigError(
-            "not YAML: a character that text cannot hold",
-            where=name,
-            found=repr(text[error.position : error.position + 1]),
-            hint="write it as an escape in double quotes, or leave it out",
-        ) from None
-    try:
-        return loader.get_single_node()
-    except RecursionError:
-        raise _too_deep(name) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name
-        line = text.splitlines()[mark.line] if mark and mark.line < _lines(text) else ""
-        raise ConfigError(
-            f"not YAML: {error.problem or error.context}",
-            where=where,
-            found=repr(line.strip()) if line else None,
-            hint=_syntax_hint(line, error, text),
-        ) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"not YAML: {str(error).splitlines()[0]}",
-            where=name,
-            hint="write `key: value` lines, nested by spaces",
-        ) from None
-    finally:
-        loader.dispose()
-
-
-def _lines(text: str) -> int:
-    return len(text.splitlines())
-
-
-def _syntax_hint(line: str, error: yaml.MarkedYAMLError, text: str) -> str:
+def _syntax_hint(line: str, error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
     mark, problem, begun = error.problem_mark, error.problem or "", error.context_mark
     if "\t" in line:
         return "indent with spaces, not tabs"
@@ -308,44 +299,44 @@ def _syntax_hint(line: str, error: yaml.MarkedYAMLError, text: str) -> str:
         if opened == "bracket" or "quoted scalar" in (error.context or ""):
             return f"close the {opened} that line {begun.line + 1} opens"
     if mark is not None and _is_indented_wrongly(line, mark.column, problem):
-        return _indentation_hint(text.splitlines()[: mark.line], line, mark.line + 1)
+        return _indentation_hint(lines[: mark.line], line, mark.line + 1)
     if "{" in line or ": " in line:
         return "put text that holds braces or a colon in quotes"
     return "look at this line and the one before it: brackets, quotes and spaces at the start"
 
 
 def _is_indented_wrongly(line: str, column: int, problem: str) -> bool:
-    """Whether it is where a line begins that makes it wrong, and not what it holds."""
+    """True if a line is wrong by where it begins, and not by what it contains."""
     before = line[:column]
     if "mapping values are not allowed" in problem:
-        # The first colon of a line is no mistake but below a value that is one text already.
+        # The first colon of a line is a mistake only below a value that is one text already.
         return re.fullmatch(r"\s*(- +)*[\w.\"'-]+ *", before) is not None
     expects = ("expected <block end>", "expected '<document start>'")
     return problem.startswith(expects) and not before.strip()
 
 
-def _indentation_hint(above: list[str], line: str, number: int) -> str:
+def _indentation_hint(above: Sequence[str], line: str, number: int) -> str:
     written = [
-        (at, one)
-        for at, one in enumerate(above, start=1)
-        if one.strip() and not one.lstrip().startswith("#")
+        (place, text)
+        for place, text in enumerate(above, start=1)
+        if text.strip() and not text.lstrip().startswith("#")
     ]
     if not written:
         return f"indent line {number} as the keys that it belongs to"
-    at, last = written[-1]
+    place, last = written[-1]
     is_entry = line.lstrip().startswith("-")
-    # Behind the dash of a list its keys begin, to which those of further lines belong.
-    ahead = " " if is_entry else " -"
-    own, other = (len(one) - len(one.lstrip(ahead)) for one in (line, last))
+    # The keys of a list's entry begin after its dash.
+    leading = " " if is_entry else " -"
+    own, other = (len(text) - len(text.lstrip(leading)) for text in (line, last))
     what = "entries of a list" if is_entry else "keys"
     return (
-        f"mend the indentation: line {number} begins after {counted(own, 'space')}, line {at} "
+        f"mend the indentation: line {number} begins after {counted(own, 'space')}, line {place} "
         f"after {other}, and {what} that belong together begin at the same place"
     )
 
 
 class _Reader:
-    """Turns nodes into values, filling `lines`."""
+    """Converts nodes to values, and adds their lines to `lines`."""
 
     def __init__(self, name: str, lines: dict[str, int]) -> None:
         self.name = name

@@ -165,6 +165,12 @@ def test_numbers_are_decimal_and_words_stay_words(tmp_path: Path) -> None:
     assert (args["g"], args["h"]) == (1.0, -0.5)
 
 
+def test_a_tab_may_come_before_a_comment(tmp_path: Path) -> None:
+    path = tmp_path / "tabs.yaml"
+    path.write_text("stages: [grpo]\nseed: 3\t# a comment\ndata: {train: rows.jsonl}\n")
+    assert load(path).config.seed == 3
+
+
 def test_the_example_configs_load(repository: Path) -> None:
     configs = sorted((repository / "configs").glob("*.yaml"))
     assert configs
