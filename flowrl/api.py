@@ -171,7 +171,7 @@ def _compile(
     runs: bool = True,
     given: PlacementPlan | None = None,
 ) -> Compiled:
-    check_config(loaded, elsewhere=given is not None or not runs)
+    check_config(loaded, other_machines=given is not None or not runs)
     if pool is None and given is None and names_ray(loaded.config.cluster):
         from flowrl.runtime.ray_pool import ray_pool
 
@@ -354,7 +354,7 @@ def trace(config: ConfigLike, *, overrides: Sequence[str] = ()) -> dict[str, Gra
         FlowError: anything else that is wrong with the configuration or a program.
     """
     loaded = _load(config, overrides)
-    check_config(loaded, elsewhere=True)
+    check_config(loaded, other_machines=True)
     is_eager = loaded.config.executor == "eager"
     with locating(loaded), breakpoints_left_out() if is_eager else nullcontext():
         return trace_stages(loaded)
@@ -370,7 +370,7 @@ def ask_for_plan(
         FlowError: anything that is wrong with the configuration.
     """
     loaded = _load(config, overrides)
-    check_config(loaded, elsewhere=True)
+    check_config(loaded, other_machines=True)
     with locating(loaded):
         graph, request = ask_last_stage(loaded)
         cost_of = measured_costs(loaded)

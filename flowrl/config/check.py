@@ -22,17 +22,17 @@ from flowrl.errors import ConfigError, combine
 __all__ = ["check_config", "least_prompt_tokens"]
 
 
-def check_config(loaded: LoadedConfig, *, elsewhere: bool = False) -> None:
+def check_config(loaded: LoadedConfig, *, other_machines: bool = False) -> None:
     """Checks a validated configuration as a whole.
 
     Args:
         loaded: The configuration.
-        elsewhere: True if it is for other machines, which also have its data.
+        other_machines: True if it is for other machines, which also have its data.
 
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
-    left_out = (check_files.data_files_exist,) if elsewhere else ()
+    left_out = (check_files.data_files_exist,) if other_machines else ()
     checks = [check for check in _CHECKS if check not in left_out]
     problems = [problem for check in checks for problem in check(loaded)]
     if problems:
@@ -93,7 +93,7 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
         while (target := roles[chain[-1]].copy_of) in roles and target not in chain:
             assert target is not None
             chain.append(target)
-        # Each cycle is told once, at its first role by name.
+        # Each circle is reported once, at its first role by name.
         if target == name and name == min(chain):
             yield ConfigError(
                 "roles are copies of each other in a circle",
@@ -158,7 +158,7 @@ def _sums_have_no_difficulty(loaded: LoadedConfig) -> Problems:
 
 
 def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
-    """Every mini-batch holds equally many whole groups (or examples, or pairs)."""
+    """Checks that mini-batches hold equally many whole groups (or examples, or pairs)."""
     for name, prefix in loaded.stage_prefixes():
         train = loaded.config.stage_config(name).train
         prompts, parts = train.prompts_per_step, train.mini_batches
@@ -179,7 +179,7 @@ def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
 
 
 def _nearest_divisors(number: int, value: int) -> list[int]:
-    """The largest divisor of `number` below `value`, and the smallest above it."""
+    """Returns the largest divisor of `number` below `value`, and the smallest above it."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     below = [d for d in divisors if d < value]
     above = [d for d in divisors if d > value]
@@ -191,7 +191,7 @@ def _either(numbers: list[int]) -> str:
 
 
 def _stops_are_allowed(loaded: LoadedConfig) -> Problems:
-    """A response may end before it must."""
+    """Checks that the least length of a response is not above its greatest."""
     for name, prefix in loaded.stage_prefixes():
         sampling = loaded.config.stage_config(name).train.sampling
         if sampling.min_tokens <= sampling.max_tokens:
@@ -207,7 +207,7 @@ def _stops_are_allowed(loaded: LoadedConfig) -> Problems:
 
 
 def _samples_fit(loaded: LoadedConfig) -> Problems:
-    """A prompt and its response fit a new model's longest sample."""
+    """Checks that a prompt and its response fit the longest sample of a new model."""
     config = loaded.config
     prompt_tokens, prompt_key = least_prompt_tokens(loaded)
     for name, role in config.roles.items():
@@ -230,7 +230,7 @@ def _samples_fit(loaded: LoadedConfig) -> Problems:
 
 
 def least_prompt_tokens(loaded: LoadedConfig) -> tuple[int, str]:
-    """Tokens of the longest prompt as far as they are known, at least 1, and what says so."""
+    """Returns the tokens of the longest prompt, as far as known (at least 1), and their source."""
     data = loaded.config.data
     if data.max_prompt_tokens != DataConfig.model_fields["max_prompt_tokens"].default:
         return data.max_prompt_tokens, "data.max_prompt_tokens"
@@ -251,7 +251,7 @@ def _scorers_have_terms(loaded: LoadedConfig) -> Problems:
 
 
 def _calls_end_before_a_stall(loaded: LoadedConfig) -> Problems:
-    """A reward or an environment that uses its time must not look like a run that hangs."""
+    """Checks that a call ends by its own limit before the run counts as stalled."""
     config, stall_s = loaded.config, loaded.config.runtime.stall_timeout_s
     limits = [("a reward", "rewards.timeout_s", config.rewards.timeout_s)]
     limits += [
@@ -273,16 +273,16 @@ def _calls_end_before_a_stall(loaded: LoadedConfig) -> Problems:
 
 
 def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
-    """Metrics that evaluations show and that stages stop at."""
+    """Checks the metrics that evaluations show and that stages stop at."""
     config = loaded.config
     terms = config.rewards.terms
-    # Without terms the metric comes from the scorer that plays the role, which is not known here.
+    # Without terms the metric comes from the backend of the reward role, which is not known here.
     if not terms:
         return
     measured = sorted({term.name for term in terms} | {"score"})
     asked = []
-    # The default is a name that runs without such a term need not know; a resolved config writes
-    # it out, so that being written says nothing. Where it stops a stage it has to be measured.
+    # A run without a term of the default's name is no mistake, even where the default is written
+    # out, as in a resolved config. A metric that stops a stage must be measured.
     if config.eval.metric != EvalConfig().metric:
         asked.append(("eval.metric", config.eval.metric))
     for name, prefix in loaded.stage_prefixes():
@@ -300,7 +300,7 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
 
 
 def _stops_are_measured(loaded: LoadedConfig) -> Problems:
-    """Stages that stop at a metric need held-out data and something that scores it."""
+    """Checks that stages which stop at a metric have held-out data and terms that score it."""
     config = loaded.config
     missing = [
         key

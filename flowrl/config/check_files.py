@@ -1,4 +1,4 @@
-"""Checks that files and folders which a configuration names exist, with the nearest name if not."""
+"""Checks that the files and folders of a configuration exist; the nearest name is the hint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 
 from flowrl.config.data import JsonlData
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, nearest, nearest_below, nearest_in, nearest_name
+from flowrl.config.nearest import (
+    YAML_SUFFIXES,
+    listing,
+    nearest,
+    nearest_below,
+    nearest_file,
+    nearest_in,
+)
 from flowrl.config.problems import Problems
 from flowrl.config.rewards import PythonReward
 from flowrl.config.user_functions import environment_problems, reward_problems
@@ -25,13 +32,13 @@ __all__ = [
 ]
 
 SHAPES = Path("configs/models")
-"""Where a clone has the sizes of published models."""
+"""The folder of a clone with the sizes of published models."""
 
-_ENDS = (".yaml", ".yml", ".json")
+_ENDS = (*YAML_SUFFIXES, ".json")
 
 
 def workflow_files_exist(loaded: LoadedConfig) -> Problems:
-    """Of stages whose workflow is a file."""
+    """Checks the workflow files of stages."""
     for name, prefix in loaded.stage_prefixes():
         workflow = loaded.config.stage_config(name).workflow
         if workflow is not None and ".py" in workflow:
@@ -40,11 +47,10 @@ def workflow_files_exist(loaded: LoadedConfig) -> Problems:
 
 
 def data_files_exist(loaded: LoadedConfig) -> Problems:
-    """Of training and held-out data; a plan for other machines is made without them."""
+    """Checks training and held-out data; a plan for other machines needs neither."""
     data = loaded.config.data
-    cluster = loaded.config.cluster
-    if cluster != "auto":
-        return  # whether or not there is such a file, other machines are meant
+    if loaded.config.cluster != "auto":
+        return  # other machines are meant, even if the cluster file is missing
     for key, source in (("data.train", data.train), ("data.eval", data.eval)):
         match source:
             case str():
@@ -57,7 +63,7 @@ def data_files_exist(loaded: LoadedConfig) -> Problems:
 
 def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig) -> Problems:
     for problem in _missing_file(path, "data file", loaded.where(path_key)):
-        # A near miss of a name is more help than where the data set comes from.
+        # A similar file name is more help than the origin of the data set.
         if not loaded.config.data.origin or (problem.hint or "").startswith("did you mean"):
             yield problem
             continue
@@ -69,19 +75,14 @@ def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig
 
 
 def model_folders_exist(loaded: LoadedConfig) -> Problems:
-    """Of roles whose model is a folder, or the shape of one in a JSON file."""
+    """Checks the models of roles: folders, or shapes in JSON files."""
     for name, role in loaded.config.roles.items():
         if not isinstance(role.model, str):
             continue
-        if role.model.endswith(".json"):
-            yield from _missing_file(
-                Path(role.model),
-                "model config",
-                loaded.where(f"roles.{name}.model"),
-                SHAPES,
-            )
-            continue
         where, folder = loaded.where(f"roles.{name}.model"), Path(role.model)
+        if role.model.endswith(".json"):
+            yield from _missing_file(folder, "model config", where, SHAPES)
+            continue
         if not folder.is_dir():
             yield ConfigError(
                 f"no such model folder: {role.model}",
@@ -123,7 +124,7 @@ def _way_to_a_model(model: str) -> str:
 
 
 def _shape_of(name: str) -> str:
-    """The file of `configs/models` whose name a model's name begins with, in words."""
+    """Returns a hint with the file of `configs/models` for a model's name, or an empty text."""
     stems = [path.stem for path in _listed(SHAPES) if path.suffix == ".json"]
     found = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]
     return f"name {SHAPES / max(found, key=len)}.json, or " if found else ""
@@ -146,7 +147,7 @@ def reward_files_exist(loaded: LoadedConfig) -> Problems:
 
 
 def environment_files_exist(loaded: LoadedConfig) -> Problems:
-    """Of environment roles."""
+    """Checks the user functions of environment roles."""
     for name, role in loaded.config.roles.items():
         if role.environment is not None:
             yield from _environment(role.environment, loaded.where(f"roles.{name}.environment"))
@@ -154,17 +155,19 @@ def environment_files_exist(loaded: LoadedConfig) -> Problems:
 
 def _environment(target: str, where: str) -> Problems:
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", target) and ".py:" not in target:
-        return  # of a module, which only importing it can tell of
+        return  # a module, which only an import can check
     problems = list(_function(target, "environment", where, example="environments/mine.py:make"))
     yield from problems or environment_problems(target, where)
 
 
 def _function(target: str, key: str, where: str, *, example: str) -> Problems:
-    """Whether `FILE.py:NAME` has that form and the file is there.
+    """Checks the form of `FILE.py:NAME`, and that the file exists.
 
     Args:
-        key: Of the config, which is also what the file holds: `function` of a reward.
-        example: What a right one looks like.
+        target: The value of the key.
+        key: Name of the key: `function` of a reward, or `environment`.
+        where: Its place, for messages.
+        example: A value in the right form.
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
@@ -180,12 +183,12 @@ def _function(target: str, key: str, where: str, *, example: str) -> Problems:
 
 
 def names_ray(cluster: str) -> bool:
-    """Whether the key `cluster` names a running Ray cluster: `ray`, or `ray:ADDRESS`."""
+    """True if the key `cluster` names a running Ray cluster: `ray`, or `ray:ADDRESS`."""
     return cluster == "ray" or cluster.startswith("ray:")
 
 
 def cluster_file_exists(loaded: LoadedConfig) -> Problems:
-    """Of a cluster that is not this machine."""
+    """Checks the file of a cluster that is neither this machine nor Ray's."""
     cluster = loaded.config.cluster
     if cluster != "auto" and not names_ray(cluster):
         where = loaded.where("cluster")
@@ -193,10 +196,7 @@ def cluster_file_exists(loaded: LoadedConfig) -> Problems:
 
 
 def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = None) -> Problems:
-    """
-    Args:
-        ready_made: Where others of its kind are.
-    """
+    """Yields the problem of a missing file; `ready_made` is a folder of others of its kind."""
     if path.is_file():
         return
     if path.exists():
@@ -208,20 +208,16 @@ def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = N
             hint="name the file itself",
         )
         return
+    near = nearest_below(path) or nearest_file(path) or nearest_in(ready_made, path, _ENDS)
     names = [entry.name for entry in _listed(path.parent)]
-    match = nearest_name(path, names)
-    there = nearest_below(path) or nearest_in(ready_made, path, _ENDS)
-    hint = there or f"paths are relative to the current directory, {Path.cwd()}"
-    alike = [name for name in names if path.suffix and name.endswith(path.suffix)]
+    same_kind = [name for name in names if path.suffix and name.endswith(path.suffix)]
     yield ConfigError(
         f"no such {what}: {path}",
         where=where,
-        expected=f"a {what}; {path.parent} holds {listing(alike)}"
-        if alike and match is None and there is None
+        expected=f"a {what}; {path.parent} holds {listing(same_kind)}"
+        if same_kind and near is None
         else None,
-        hint=f"did you mean {path.parent / match}?"
-        if match is not None and nearest_below(path) is None
-        else hint,
+        hint=near or f"paths are relative to the current directory, {Path.cwd()}",
     )
 
 

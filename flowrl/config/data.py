@@ -1,4 +1,4 @@
-"""Where prompts come from, which of them are taken, and in what order."""
+"""Sections of data: sources of prompts, their selection, and their order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 class ArithmeticData(Section):
-    """Sums of two numbers of `digits` digits (`23+45=` -> `068`), split once and for all.
+    """Sums of two numbers of `digits` digits (`23+45=` -> `068`), with a fixed split.
 
-    All pairs are shuffled by a fixed seed; `held_out` of them are the eval split. Where pairs of
-    answers are asked for, the rejected one is wrong by a little, and there are four to each sum.
+    All pairs of numbers are shuffled by a fixed seed; `held_out` of them are the eval split. In a
+    pair of answers the rejected one is slightly wrong, and each sum has four pairs.
     """
 
     kind: Literal["arithmetic"]
@@ -36,13 +36,13 @@ class JsonlData(Section):
     """Rows of a JSON lines file.
 
     Attributes:
-        prompt: Template of the prompt; `{field}` stands for a field of the row.
+        prompt: Template of the prompt; `{field}` is replaced by a field of the row.
         answer: Field that holds the reference answer.
         solution: Template of the response that supervised stages learn from, and of the preferred
             one of a pair.
-        rejected: Template of the other response of a pair; read only where a stage learns from
-            pairs.
-        max_rows: Reads no further; 0 reads all.
+        rejected: Template of the other response of a pair; only stages that learn from pairs read
+            it.
+        max_rows: Number of rows that are read; 0 reads all.
     """
 
     kind: Literal["jsonl"]
@@ -69,12 +69,12 @@ DataSource: TypeAlias = Annotated[
 
 
 class DifficultyConfig(Section):
-    """Keeps training rows whose solve rate, measured beforehand, lies in a band.
+    """Keeps training rows whose solve rate, measured beforehand, lies in a range.
 
     Attributes:
-        field: Field of the row that holds the number.
-        low: The least that is kept.
-        high: The most that is kept.
+        field: Field of the row that holds the solve rate.
+        low: Lowest rate that is kept.
+        high: Highest rate that is kept.
     """
 
     field: str = "solve_rate"
@@ -89,23 +89,23 @@ class DifficultyConfig(Section):
 
 
 class CurriculumConfig(Section):
-    """Prompts are preferred by how often they are solved, as far as the run has seen.
+    """Prefers prompts by their solve rate, as the run estimates it.
 
-    See `flowrl.data.curriculum` for the schemes, with their papers, and for what an epoch is then.
-    It applies to stages that generate; others have no scores to go by.
+    `flowrl.data.curriculum` explains the schemes, with their papers, and what an epoch is with
+    them. A curriculum applies to stages that generate; others have no scores.
 
     Attributes:
         prefer: `learnability` weighs a prompt by p (1 - p), `unsolved` by 1 - p; p is its estimated
             solve rate.
         low: Prompts with a lower estimate are left to `explore`.
-        high: So are those with a higher one.
+        high: Prompts with a higher estimate are left to `explore`.
         explore: Share of prompts that are taken in the order of an ordinary epoch, so that every
-            prompt keeps being seen and its estimate mends.
+            prompt is seen again and its estimate is corrected.
         smoothing: Share of a new observation in the estimate (an exponential average).
-        prior: The estimate before any observation.
+        prior: Estimate before any observation.
         unsolved_score: Mean score of a group that counts as the solve rate 0.
-        solved_score: Mean score that counts as 1; between the two the rate is linear, beyond them
-            it is cut off.
+        solved_score: Mean score that counts as 1; between the two scores the rate is linear, and
+            beyond them it is clipped.
     """
 
     kind: Literal["solve_rate"]
@@ -136,20 +136,20 @@ class CurriculumConfig(Section):
 
 
 class DataConfig(Section):
-    """Where prompts come from.
+    """Training and held-out data, and how prompts are selected.
 
-    `train` and `eval` are a path to a JSON lines file, or a mapping with `kind`. For plain paths
-    the templates beside them apply.
+    `train` and `eval` are a path to a JSON lines file, or a mapping with `kind`. The templates of
+    this section apply to plain paths.
 
     Attributes:
-        rejected: As in a mapping of kind jsonl: of the response that a pair does not prefer.
-        origin: Where the files come from, for people; told when one is missing.
-        max_bad_rows: Unreadable rows that are counted and skipped before the run stops.
+        rejected: Template of the response that a pair does not prefer, as in kind jsonl.
+        origin: Origin of the files, for people; shown when a file is missing.
+        max_bad_rows: Number of unreadable rows that are skipped before the run stops.
         chat_template: Wraps the prompt as a user's turn with the model's own chat template;
-            `auto` does where the tokenizer has one.
-        difficulty: Which training rows are taken, by a solve rate that they carry.
-        curriculum: Which prompts are preferred, by the solve rate that the run estimates; without,
-            every epoch is a permutation.
+            `auto` does so if the tokenizer has one.
+        difficulty: Selects training rows by a solve rate that they carry.
+        curriculum: Prefers prompts by the solve rate that the run estimates; without it every
+            epoch is a permutation.
         source: Field of the training rows that names the source of each, for stages whose
             `train.policies.fairness` gives sources shares.
     """

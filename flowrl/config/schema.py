@@ -59,7 +59,7 @@ Temperature: TypeAlias = Annotated[Float, AfterValidator(_greedy_or_warm)]
 
 
 class SamplingConfig(Section):
-    """How rollouts are drawn; see `flowrl.specs.Sampling`."""
+    """Options of sampling; see `flowrl.specs.Sampling`."""
 
     temperature: Temperature = Field(default=1.0, ge=0)
     top_p: Float = Field(default=1.0, gt=0, le=1)
@@ -74,18 +74,17 @@ class TrainConfig(Section):
     """A stage's schedule; the module says what each size means.
 
     Attributes:
-        policies: Rules of the rollout scheduler by name, each as the kind of a policy or as its
-            options; `flowrl.compiler.scheduling` says which there are, docs/scheduling.md what they
-            do.
-        refill: Draws further prompts in the place of groups that a filter took out, so that a step
-            has exactly `prompts_per_step` groups (dynamic sampling). Otherwise a step learns from
-            those of its prompts that are left.
-        refill_limit: With `refill`, prompts that a step may cost, as a multiple of
+        policies: Policies of the rollout scheduler by name, each as its kind or its options.
+            `flowrl.compiler.scheduling` lists them, docs/scheduling.md explains them.
+        refill: Takes further prompts in place of groups that a filter removed, so that a step has
+            exactly `prompts_per_step` groups (dynamic sampling). Otherwise a step learns from the
+            groups that are left.
+        refill_limit: Number of prompts that a step with `refill` may take, as a multiple of
             `prompts_per_step`; a run that needs more stops.
-        truncated: What is done where rollouts are drawn with options that change the distribution
-            (top_p, top_k, min_p, repetition_penalty, min_tokens), so that their logprobs are not
-            those of what drew them: `refuse` says so at compile time, `ignore` trains with that
-            bias, `repeat` has the trainer repeat the transformation, where its backend can.
+        truncated: How to treat sampling options that change the distribution (top_p, top_k, min_p,
+            repetition_penalty, min_tokens), so that tokens are of another distribution than their
+            logprobs: `refuse` is an error at compile time, `ignore` trains with that bias, `repeat`
+            has the trainer repeat the transformation, if its backend can.
     """
 
     steps: Int = Field(default=100, ge=0)
@@ -103,13 +102,13 @@ class TrainConfig(Section):
 
 
 class StopConfig(Section):
-    """Ends a stage early, once a held-out metric is reached.
+    """Ends a stage early, once a held-out metric reaches a value.
 
     Attributes:
-        metric: A name that evaluation reports: `accuracy`, `format`, `score`, or a reward term's.
-        at_least: The stage ends at the first check that measures this much.
+        metric: A metric of evaluations: `accuracy`, `format`, `score`, or the name of a term.
+        at_least: The stage ends at the first check that measures this value or more.
         check_every: Steps between checks.
-        num: Held-out prompts of a check, one sample each.
+        num: Number of held-out prompts of a check, one sample each.
     """
 
     metric: str = "accuracy"
@@ -122,11 +121,11 @@ class StageConfig(Section):
     """One workflow of the run.
 
     Attributes:
-        workflow: A registered name (`sft`, `grpo`), `FILE.py` or `FILE.py:NAME`; by
-            default the stage's own name.
+        workflow: A registered name (`sft`, `grpo`), `FILE.py` or `FILE.py:NAME`; by default the
+            name of the stage.
         args: Keyword arguments of the workflow function that are not roles.
-        bind: Roles that play parts of other names: `{actor: teacher}` runs the workflow with the
-            role `teacher` as its `actor`.
+        bind: Roles of the workflow under other names: `{actor: teacher}` runs it with the role
+            `teacher` as its `actor`.
     """
 
     workflow: str | None = None
@@ -137,18 +136,18 @@ class StageConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """The advantage of workflows that name none: group-relative (GRPO)."""
+    """The advantage of workflows without one of their own: group-relative (GRPO)."""
 
     std: Literal["group", "batch", "none"] = "group"
 
 
 class AlgorithmConfig(Section):
-    """What `actor.update(rollout, rewards)` means where the program does not say.
+    """Defaults of `actor.update(rollout, rewards)` for what the program leaves open.
 
     Attributes:
-        trust_rollout_logprobs: Takes the engine's logprobs for those of the trainer at the start
-            of a step wherever a loss asks for the latter, which saves a forward pass. Only right
-            where engine and trainer agree; the mismatch that a run reports says how far they do.
+        trust_rollout_logprobs: Uses the engine's logprobs wherever a loss reads those of the
+            trainer at the start of a step, which saves a forward pass. This is right only where
+            engine and trainer agree; a run reports their mismatch.
     """
 
     advantage: AdvantageConfig = AdvantageConfig()
@@ -159,13 +158,13 @@ class AlgorithmConfig(Section):
 
 
 class EvalConfig(Section):
-    """How held-out data is measured: before the last stage, after it, and between.
+    """Evaluations on held-out data: before the last stage, after it, and between.
 
     Attributes:
-        every: Steps between evaluations inside the last stage; 0 measures only before and after.
-        num: Held-out prompts; 0 takes all.
+        every: Steps between evaluations inside the last stage; 0 evaluates only before and after.
+        num: Number of held-out prompts; 0 takes all.
         temperature: 1 samples from the model as it is; 0 is greedy.
-        metric: The number of the last line: `accuracy`, `format`, or another term's name.
+        metric: The metric of the last line: `accuracy`, `format`, or the name of another term.
     """
 
     every: Int = Field(default=0, ge=0)
@@ -175,20 +174,20 @@ class EvalConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """How a run behaves on its machine.
+    """Folders, limits and logs of a run on its machine.
 
     Attributes:
-        runs: Folder that run folders are made in.
-        stall_timeout_s: Seconds without any event after which the run stops and says who waits
-            for whom.
-        checkpoint_every: Steps between checkpoints; 0 counts no steps. Whatever is set, there is a
+        runs: The folder of run folders.
+        stall_timeout_s: Seconds without any event after which the run stops and reports which part
+            waits for which.
+        checkpoint_every: Steps between checkpoints; 0 counts no steps. In any case there is a
             checkpoint at the end of each stage and at Ctrl-C.
         checkpoint_minutes: Minutes after the last checkpoint from which on the end of a step writes
-            the next one, also where `checkpoint_every` would not yet; 0 measures no time.
-        keep_checkpoints: Older ones are removed.
-        log_samples: Samples of each step written to samples.jsonl; 0 writes all.
-        journal_mb: Megabytes of the journal that each rollout may keep, which `flowrl why` reads;
-            the oldest part goes first. 0 writes none.
+            the next one, even before `checkpoint_every`; 0 measures no time.
+        keep_checkpoints: Number of checkpoints that are kept; older ones are removed.
+        log_samples: Number of samples of each step in samples.jsonl; 0 writes all.
+        journal_mb: Megabytes of each rollout's journal, which `flowrl why` reads; the oldest part
+            is removed first. 0 writes no journal.
         num_threads: CPU threads of a worker, at most 1024; 1 is best for small models, 0 leaves
             the number to the library.
     """
@@ -208,17 +207,17 @@ MOST_ALTERNATIVES = 50
 
 
 class EnvironmentTimesConfig(Section):
-    """What an environment takes, of a plan for many devices.
+    """Times and devices of an environment, for plans on many devices.
 
     Attributes:
-        step_s: Seconds of whoever serves a call, to answer a turn.
-        reset_s: Likewise, to begin an episode; none takes `step_s`.
-        wait_s: Seconds that an answer is late beside, while others are served.
-        device: What it computes on: the `cpu` of hosts, an `accelerator` of the kind that its
-            policy is on, or accelerators of a kind, by their name in the cluster.
-        concurrency: Calls that it serves at once, on each accelerator (none: 1) or on the cores of
-            each node (none: one a core).
-        memory_gib: Of each accelerator that it is on, or of each node's host.
+        step_s: Seconds of computing to answer a turn.
+        reset_s: Seconds of computing to begin an episode; by default `step_s`.
+        wait_s: Seconds of latency of each answer, in which other calls are served.
+        device: The devices of the environment: the `cpu` of hosts, an `accelerator` of the kind
+            that its policy uses, or accelerators of a kind, by their name in the cluster.
+        concurrency: Calls that are served at the same time, on each accelerator (by default 1) or
+            on the cores of each node (by default one per core).
+        memory_gib: Memory on each accelerator of the environment, or on each node's host.
     """
 
     step_s: Float = Field(ge=0, le=86_400)
@@ -230,37 +229,39 @@ class EnvironmentTimesConfig(Section):
 
 
 class PlanConfig(Section):
-    """How a plan for many devices is made; a plan for one device needs none of it.
+    """Assumptions, objective and fixed decisions of plans for many devices.
 
     Attributes:
         mean_prompt_tokens: Mean length of prompts.
-        mean_response_tokens: Mean length of responses, after the cut at the longest; of episodes
-            with what is said in them.
-        sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal. At
-            most 5, where one of forty lengths is 18,000 times the median: more is a mistake.
-        mean_turns: Turns of an episode on average.
-        mean_observation_tokens: Tokens that an environment says before each turn, on average.
-        environments: What environments take, by role.
+        mean_response_tokens: Mean length of responses after truncation; in episodes, observations
+            included.
+        sigma: Standard deviation of the logarithm of lengths; 0 makes all equal. At most 5, where
+            one of forty lengths is 18,000 times the median: more is a mistake.
+        mean_turns: Mean number of turns of an episode.
+        mean_observation_tokens: Mean number of tokens that an environment adds before each turn.
+        environments: Times and devices of environments, by role.
         lengths: A file of lengths, one JSON value a line (a number, or an object with
-            `num_tokens`, as samples.jsonl of a run has), or a run's folder; takes the place of
-            mean and sigma.
-        engine_times: Where estimates of an engine's steps come from: `analytic`, or
-            `aiconfigurator`, measured kernels of the package of that name.
+            `num_tokens`, as in samples.jsonl of a run), or a run's folder; it replaces mean and
+            sigma.
+        engine_times: Source of the estimates of an engine's steps: `analytic`, or
+            `aiconfigurator`, the measured kernels of the package of that name.
         profile: Times that `flowrl profile` measured; they replace estimates point by point.
-        trainer: What trains where the role's backend declares no layouts itself: `megatron` (tp,
-            pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
-        engine: What generates there: `sglang` or `vllm`.
-        objective: What is made small: the `step_time`, or the `device_time` of a sample.
-        kind: Of the plan: `temporal`, `spatial` or `asynchronous`; `auto` takes what is predicted
-            to be fastest, a `hybrid` of the first two among them. On this machine it is how samples
-            are drawn (`flowrl.plan.local`), and `auto` goes by the times that `flowrl profile`
-            measured; where nothing was, the main process draws (or, where samples may be drawn
-            ahead, a process beside it).
-        memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
-        alternatives: Next best plans that are told; the best of each other kind is told anyway.
-        try_batches: Other sizes of a step are planned for where no number of replicas on all
-            devices divides its samples, to tell what they take; `flowrl plan --explain` does so.
-        pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
+        trainer: The trainer of roles whose backend declares no layouts: `megatron` (tp, pp, cp,
+            ep; optimizer sharded over replicas) or `fsdp` (parameters sharded over replicas).
+        engine: The engine of such roles: `sglang` or `vllm`.
+        objective: The quantity that a plan minimises: `step_time`, or the `device_time` of a
+            sample.
+        kind: Kind of the plan: `temporal`, `spatial` or `asynchronous`; `auto` takes the plan with
+            the best prediction, a `hybrid` of the first two among them. On this machine it decides
+            which process generates (`flowrl.plan.local`), and `auto` compares the times that
+            `flowrl profile` measured; without measured times the main process generates, or a
+            process of its own where samples may be prefetched.
+        memory_share: Usable share of an accelerator's memory, as software reports it.
+        alternatives: Number of next best plans that are shown; the best of each other kind is
+            always shown.
+        try_batches: Plans other sizes of a step too, where no number of replicas on all devices
+            divides its samples, to show their times; `flowrl plan --explain` does so.
+        pins: Decisions that are fixed, by their subject: `{rollout: {tp: 2}}`.
     """
 
     mean_prompt_tokens: Annotated[Float, Field(gt=0)] | None = None
@@ -337,7 +338,7 @@ class RunConfig(Section):
         return stages
 
     def stage_config(self, name: str) -> StageConfig:
-        """What stage `name` runs; the last stage's comes from the keys at the top."""
+        """Returns the section of a stage; that of the last stage comes from the keys at the top."""
         if name != self.stages[-1]:
             return self.stage.get(name, StageConfig())
         return StageConfig(
@@ -349,13 +350,13 @@ class RunConfig(Section):
         )
 
     def terms_of(self, role: str) -> tuple[tuple[RewardTerm, ...], str]:
-        """The reward terms that `role` scores with, and the key that they stand under."""
+        """Returns the reward terms that `role` scores with, and their key."""
         own = self.roles[role].terms if role in self.roles else None
         return (
             (self.rewards.terms, "rewards.terms") if own is None else (own, f"roles.{role}.terms")
         )
 
     def optimizer_of(self, role: str, train: TrainConfig) -> OptimizerConfig:
-        """How `role` learns in a stage with the settings `train`."""
+        """Returns the optimizer of `role` in a stage with the settings `train`."""
         own = self.roles[role].optimizer if role in self.roles else None
         return train.optimizer if own is None else own.applied_to(train.optimizer)

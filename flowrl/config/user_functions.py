@@ -1,8 +1,8 @@
-"""What a user's file defines, read from its text: nothing of it is run.
+"""Checks the definitions of a user's file by its text; nothing of it is run.
 
-So a misspelt name, a wrong parameter or a syntax error is told by every command, in milliseconds,
-without importing what the file imports. What only running it can tell (a failing import, a name
-that is made by a call) is left to whoever opens it.
+So every command reports a misspelt name, a wrong parameter or a syntax error in milliseconds,
+without importing what the file imports. What only an execution shows (a failing import, a name that
+a call defines) is left to the code that opens the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowrl.errors import ConfigError
 __all__ = [
     "ENVIRONMENT_OFFERS",
     "REWARD_OFFERS",
-    "Asked",
+    "Parameters",
     "environment_parameters",
     "environment_problems",
     "reward_parameters",
@@ -27,25 +27,25 @@ __all__ = [
 ]
 
 REWARD_OFFERS = ("prompt", "response", "answer", "row")
-"""What a reward function may ask for."""
+"""Parameters that a reward function may have."""
 
 ENVIRONMENT_OFFERS = {
     "reset": ("row", "seed", "prompt", "answer", "sample"),
     "step": ("text", "turn", "finish", "tokens"),
 }
-"""What the methods of an environment may ask for."""
+"""Parameters that the methods of an environment may have."""
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Parameters of a function, as far as the caller's values go.
+class Parameters:
+    """The parameters of a user's function.
 
     Attributes:
-        required: Names without a default.
-        optional: Names with one.
-        takes_all: It has `**kwargs`.
+        required: Parameters without a default.
+        optional: Parameters with a default.
+        takes_all: True if the function has `**kwargs`.
     """
 
     required: tuple[str, ...]
@@ -53,72 +53,76 @@ class Asked:
     takes_all: bool
 
     def asks_for(self, name: str) -> bool:
-        """Whether it is given the value of that name."""
+        """True if the function receives the value of that name."""
         return self.takes_all or name in self.required or name in self.optional
 
 
 def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
-    """What is wrong with the reward function `FILE.py:NAME`."""
+    """Yields the problems of the reward function `FILE.py:NAME`."""
     path, name = _split(target)
-    found = yield from _looked_up(target, "reward", "function", where)
-    if isinstance(found, ast.AsyncFunctionDef):
+    definition = yield from _definition_in_file(target, "reward", "function", where)
+    if isinstance(definition, ast.AsyncFunctionDef):
         yield ConfigError(
             f"reward {name!r} is an async function",
             where=where,
-            found=f"{path}:{found.lineno}",
+            found=f"{path}:{definition.lineno}",
             hint="make it an ordinary function; it may call asyncio.run itself",
         )
-    elif isinstance(found, ast.FunctionDef) and not found.decorator_list:
-        yield from _not_offered(f"reward {target}", _asked(found), REWARD_OFFERS, where)
+    elif isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
+        yield from _not_offered(f"reward {target}", _parameters(definition), REWARD_OFFERS, where)
 
 
 def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
-    """What is wrong with the environment `FILE.py:NAME`."""
+    """Yields the problems of the environment `FILE.py:NAME`."""
     path, _ = _split(target)
-    found = yield from _looked_up(target, "environment", "class", where)
-    if not isinstance(found, ast.ClassDef) or found.decorator_list:
+    definition = yield from _definition_in_file(target, "environment", "class", where)
+    if not isinstance(definition, ast.ClassDef) or definition.decorator_list:
         return
-    methods = _methods(found)
+    methods = _methods(definition)
     for method, offered in ENVIRONMENT_OFFERS.items():
         if method not in methods:
-            if not found.bases and not found.keywords and "__getattr__" not in methods:
+            if not definition.bases and not definition.keywords and "__getattr__" not in methods:
                 yield ConfigError(
                     f"{target} has no {method}()",
                     where=where,
-                    found=f"{path}:{found.lineno}",
+                    found=f"{path}:{definition.lineno}",
                     hint=f"write `async def {method}(self, {', '.join(offered[:2])})`",
                 )
         elif not methods[method].decorator_list:
-            asked = _asked(methods[method], bound=True)
-            yield from _not_offered(f"{target}.{method}", asked, offered, where)
+            parameters = _parameters(methods[method], bound=True)
+            yield from _not_offered(f"{target}.{method}", parameters, offered, where)
 
 
-def reward_parameters(target: str) -> Asked | None:
-    """What a reward function asks for; None where its text does not tell."""
-    found = _found(target)
-    return _asked(found) if isinstance(found, Function) and not found.decorator_list else None
+def reward_parameters(target: str) -> Parameters | None:
+    """Returns the parameters of a reward function; None where its text does not show them."""
+    definition = _definition_of(target)
+    return (
+        _parameters(definition)
+        if isinstance(definition, Function) and not definition.decorator_list
+        else None
+    )
 
 
-def environment_parameters(target: str, method: str) -> Asked | None:
-    """What a method of an environment's class asks for; None where its text does not tell."""
-    found = _found(target)
-    own = _methods(found).get(method) if isinstance(found, ast.ClassDef) else None
-    return None if own is None or own.decorator_list else _asked(own, bound=True)
+def environment_parameters(target: str, method: str) -> Parameters | None:
+    """Returns the parameters of an environment's method; None where its text hides them."""
+    definition = _definition_of(target)
+    own = _methods(definition).get(method) if isinstance(definition, ast.ClassDef) else None
+    return None if own is None or own.decorator_list else _parameters(own, bound=True)
 
 
-def _looked_up(
+def _definition_in_file(
     target: str, kind: str, what: str, where: str
 ) -> Generator[ConfigError, None, ast.stmt | None]:
-    """What is wrong on the way to the statement that a target names; returns the statement."""
+    """Yields the problems of finding the definition of a target, and returns the definition."""
     path, name = _split(target)
     module = _parsed(path, kind, where)
     if isinstance(module, ConfigError):
         yield module
         return None
-    found = _definition(module, name)
-    if found is None and _knows_its_names(module):
+    definition = _definition(module, name)
+    if definition is None and _knows_its_names(module):
         yield _missing(path, what, name, _names(module), where)
-    return found
+    return definition
 
 
 def _split(target: str) -> tuple[Path, str]:
@@ -126,7 +130,7 @@ def _split(target: str) -> tuple[Path, str]:
     return Path(file), name
 
 
-def _found(target: str) -> ast.stmt | None:
+def _definition_of(target: str) -> ast.stmt | None:
     path, name = _split(target)
     module = _parsed(path, "", "")
     return None if isinstance(module, ConfigError) else _definition(module, name)
@@ -142,7 +146,7 @@ def _parsed(path: Path, kind: str, where: str) -> ast.Module | ConfigError:
             f"the {kind} file is no Python: {reason.msg} ({line})",
             where=where,
             found=repr(found) if found else None,
-            hint=f"mend the file at {line}",
+            hint=f"correct the file at {line}",
         )
     except (OSError, ValueError) as reason:
         return ConfigError(
@@ -153,7 +157,7 @@ def _parsed(path: Path, kind: str, where: str) -> ast.Module | ConfigError:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that bind names of the module, inside `if`, `try` and `with` too."""
+    """Yields statements that bind names of the module, also inside `if`, `try` and `with`."""
     for statement in body:
         yield statement
         for name in ("body", "orelse", "finalbody"):
@@ -175,9 +179,9 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _definition(module: ast.Module, name: str) -> ast.stmt | None:
-    """The last statement that binds a name."""
-    found = [s for s in _statements(module.body) if name in _bound(s)]
-    return found[-1] if found else None
+    """Returns the last statement that binds a name."""
+    statements = [s for s in _statements(module.body) if name in _bound(s)]
+    return statements[-1] if statements else None
 
 
 def _names(module: ast.Module) -> list[str]:
@@ -186,7 +190,7 @@ def _names(module: ast.Module) -> list[str]:
 
 
 def _knows_its_names(module: ast.Module) -> bool:
-    """Whether all names of the module stand in its text."""
+    """True if the text of the module shows all names that it defines."""
     star = any(
         isinstance(s, ast.ImportFrom) and any(a.name == "*" for a in s.names)
         for s in _statements(module.body)
@@ -210,8 +214,8 @@ def _methods(made: ast.ClassDef) -> dict[str, Function]:
     return {s.name: s for s in _statements(made.body) if isinstance(s, Function)}
 
 
-def _asked(function: Function, *, bound: bool = False) -> Asked:
-    """What it asks for; `bound` where its first parameter is the object."""
+def _parameters(function: Function, *, bound: bool = False) -> Parameters:
+    """Returns the parameters; with `bound` the first one is the object and left out."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     first_default = len(positional) - len(arguments.defaults)
@@ -219,7 +223,7 @@ def _asked(function: Function, *, bound: bool = False) -> Asked:
     optional = [a.arg for a in positional[first_default:]]
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         (required if default is None else optional).append(argument.arg)
-    return Asked(
+    return Parameters(
         required=tuple(required[1:] if bound else required),
         optional=tuple(optional),
         takes_all=arguments.kwarg is not None,
@@ -227,9 +231,9 @@ def _asked(function: Function, *, bound: bool = False) -> Asked:
 
 
 def _not_offered(
-    who: str, asked: Asked, offered: tuple[str, ...], where: str
+    who: str, parameters: Parameters, offered: tuple[str, ...], where: str
 ) -> Iterator[ConfigError]:
-    for name in asked.required:
+    for name in parameters.required:
         if name not in offered:
             yield ConfigError(
                 f"{who} asks for {name!r}, which is not offered",
