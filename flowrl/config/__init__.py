@@ -1,10 +1,12 @@
 """Configuration: a typed tree, read from YAML and `key=value` overrides, checked before any work.
 
-- `flowrl.config.schema`: the tree and its defaults.
-- `flowrl.config.load`: files and overrides in, a validated tree out; remembers where values stand.
-- `flowrl.config.check`: what one key alone cannot tell: numbers that must divide, names that must
-  exist, files that must be there.
-- `flowrl.config.nearest`: the nearest name to a misspelt one.
+- `flowrl.config.schema`: the tree and its defaults, with the sections of `flowrl.config.roles`,
+  `flowrl.config.data` and `flowrl.config.rewards`.
+- `flowrl.config.load`: reads files and overrides into a validated tree, which remembers where each
+  value was written; `flowrl.config.merge` says how files and overrides merge.
+- `flowrl.config.check`: checks across keys: numbers that must divide, names and files that must
+  exist.
+- `flowrl.config.nearest`: hints for unknown names: the nearest name, and synonyms.
 
 The package itself imports nothing, so that `import flowrl` pays for pydantic only when a
 configuration is read.
