@@ -1,4 +1,6 @@
-"""Bounds on scores that no sample or group can meet, where the scores come from rule terms.
+"""Scores that a node cannot use, where they come from rule terms.
+
+Bounds that no sample or group can meet are refused, and penalties below 0 for `max_rl`.
 
 What a role of the backend `verify` can score follows from its terms: a rule that matches or not
 gives 0 or 1, a penalty lies between its worst and 0, and a function of the user's own may give
@@ -23,6 +25,7 @@ from flowrl.config.rewards import (
 )
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op
+from flowrl.specs.advantage import MaxRL
 from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, ZeroVariance
 
 __all__ = ["check_score_bounds"]
@@ -58,7 +61,9 @@ def check_score_bounds(loaded: LoadedConfig, stages: Sequence[SizedStage]) -> No
 
 
 def _of_stage(loaded: LoadedConfig, graph: Graph) -> Problems:
-    for node in graph.of_op(Op.FILTER, Op.SELECT):
+    for node in graph.of_op(Op.FILTER, Op.SELECT, Op.ADVANTAGE):
+        if graph.feeding(node.id, "scores") is None:
+            continue
         scored, size = _scored_by(graph, node)
         role = str(scored.role)
         # Other plug-ins read the same terms as they like.
@@ -72,7 +77,7 @@ def _of_stage(loaded: LoadedConfig, graph: Graph) -> Problems:
         if found is not None and reason is not None:
             what, expected = reason
             yield ConfigError(
-                f"{node.id} ({node.attr('spec')}) removes {what}",
+                f"{node.id} ({node.attr('spec')}) {what}",
                 where=" and ".join(filter(None, (str(node.source or ""), loaded.where(key)))),
                 found=f"the terms of {role!r} score from {found.low:g} to {found.high:g}",
                 expected=expected,
@@ -104,13 +109,13 @@ def _scored_by(graph: Graph, node: Node) -> tuple[Node, int | None]:
 
 
 def _refused(node: Node, scores: _Scores, size: int | None) -> tuple[str, str] | None:
-    """What a node removes always, and what it would have to be; None where something passes."""
+    """What a node does wrong, and what its bounds or terms would have to be; None where nothing."""
     spread = scores.high - scores.low
     match node.attr("spec"):
         case Difficulty(low=low, high=high):
             if low >= scores.high or high <= scores.low:
                 return (
-                    "every group: no mean score is between its bounds, which are strict",
+                    "removes every group: no mean score is between its bounds, which are strict",
                     f"low below {scores.high:g} and high above {scores.low:g}",
                 )
             means = None if size is None else _means(scores, size)
@@ -118,18 +123,23 @@ def _refused(node: Node, scores: _Scores, size: int | None) -> tuple[str, str] |
                 below = max((mean for mean in means if mean <= low), default=scores.low)
                 above = min((mean for mean in means if mean >= high), default=scores.high)
                 return (
-                    f"every group: of {size} samples no mean score is between its bounds, "
+                    f"removes every group: of {size} samples no mean score is between its bounds, "
                     "which are strict",
                     f"low below {below:g} or high above {above:g}",
                 )
         case Threshold(at_least=at_least) if at_least > scores.high:
-            return "every sample", f"at_least of at most {scores.high:g}"
+            return "removes every sample", f"at_least of at most {scores.high:g}"
         case ZeroVariance(tolerance=tolerance) | BestAndWorst(tolerance=tolerance) if (
             tolerance >= spread
         ):
             return (
-                "every group: no scores differ by more than the tolerance",
+                "removes every group: no scores differ by more than the tolerance",
                 f"a tolerance below {spread:g}" if spread else "terms whose scores differ",
+            )
+        case MaxRL() if scores.low < 0:
+            return (
+                "divides by the mean score of each group, and scores below 0 bring it to 0",
+                "terms that add up to at least 0 (fl.advantage.group_relative takes any)",
             )
     return None
 

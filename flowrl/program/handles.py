@@ -291,6 +291,8 @@ class Handle:
 
     def _instead(self, name: str) -> str:
         """Returns what to write instead of an attribute that the handle does not have."""
+        if name in {field.name for field in self.fields}:
+            return "pass the handle itself, which has it"
         made_by = _MADE_BY.get(name)
         if made_by is not None:
             return f"write {made_by}"

@@ -64,6 +64,10 @@ _SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "valuemodel": "fl.Critic",
         "value": "fl.Critic",
         "verifier": "fl.Reward",
+        # Families of functions.
+        "advantages": "fl.advantage",
+        "filters": "fl.filter",
+        "losses": "fl.loss",
         # Operations of roles.
         "generate": "actor.generate(prompts), an operation of a role",
         "sample": "actor.generate(prompts), an operation of a role",

@@ -30,6 +30,9 @@ EXACT = {"kind": "exact_match", "name": "accuracy"}
 FORMAT = {"kind": "format", "name": "format", "pattern": ".*", "weight": 0.5}
 
 
+PENALTY = {"kind": "overlong", "name": "long", "max_tokens": 6, "buffer": 2}
+
+
 @pytest.fixture
 def refusal(tmp_path, monkeypatch):
     """What compiling a workflow with a filter or a selection says; None where nothing."""
@@ -40,6 +43,9 @@ def refusal(tmp_path, monkeypatch):
         pairs = "best_and_worst" in choice
         choose = f"{'pairs' if pairs else 'rollout, scores'} = fl.{choice}"
         learn = "pairs, loss=fl.loss.dpo(0.1), reference=old.logprobs(pairs)" if pairs else SELECTED
+        if choice.startswith("advantage"):
+            choose = f"advantages = fl.{choice}"
+            learn = "rollout, loss=fl.loss.reinforce(), advantages=advantages"
         file.write_text(PROGRAM.format(n=n, choose=choose, learn=learn))
         config = tiny_config(tmp_path / "runs")
         config |= {"stages": ["mine"], "stage": {}, "workflow": file.name, "args": {}}
@@ -146,3 +152,14 @@ def test_means_of_groups_are_refused_as_the_filter_would_remove_them(refusal):
             f"filter.difficulty(rollout, scores, low={low}, high={high})", EXACT, FORMAT, n=2
         )
         assert (text is None) == passes, (low, high)
+
+
+def test_max_rl_is_refused_where_terms_add_up_to_less_than_0(refusal):
+    choice = "advantage.max_rl(scores)"
+    for terms in ((EXACT, PENALTY), (EXACT, {**FORMAT, "weight": -0.5})):
+        text = refusal(choice, *terms)
+        assert "divides by the mean score of each group, and scores below 0 bring it to 0" in text
+        assert "mine.py:9" in text
+        assert "rewards.terms" in text
+    assert refusal(choice, EXACT, FORMAT) is None
+    assert refusal("advantage.group_relative(scores)", EXACT, PENALTY) is None

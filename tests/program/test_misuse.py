@@ -586,3 +586,15 @@ def test_what_a_workflow_does_not_declare_is_refused(option, hint):
         fl.workflow(**{option: 1})
     assert hint in caught.value.hint
     assert "test_misuse.py" in caught.value.where
+
+
+def test_a_field_that_a_handle_has_is_answered_with_the_handle():
+    error = refusal(lambda rollout, scores, *_: scores.score)
+    assert error.hint == "pass the handle itself, which has it"
+
+
+@pytest.mark.parametrize("name", ["advantage", "filter", "loss"])
+def test_a_family_of_functions_is_found_by_its_plural(name):
+    plural = "losses" if name == "loss" else f"{name}s"
+    with pytest.raises(AttributeError, match=rf"fl has no '{plural}': write fl\.{name}$"):
+        getattr(fl, plural)
