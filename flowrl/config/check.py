@@ -145,6 +145,26 @@ def _environments_are_whole(loaded: LoadedConfig) -> Problems:
                 )
 
 
+def _templates_are_read(loaded: LoadedConfig) -> Problems:
+    data = loaded.config.data
+    if isinstance(data.train, str) or isinstance(data.eval, str):
+        return
+    for name in ("prompt", "answer", "solution", "rejected"):
+        value = getattr(data, name)
+        if value == DataConfig.model_fields[name].default:
+            continue
+        sums = isinstance(data.train, ArithmeticData)
+        yield ConfigError(
+            "no data reads this template: a source of kind "
+            f"{data.train.kind} has {'no templates' if sums else 'its own'}",
+            where=loaded.where(f"data.{name}"),
+            found=f"{value!r} beside data.train of kind {data.train.kind}",
+            hint=f"leave data.{name} out"
+            if sums
+            else f"write data.train.{name}={value!r} in its place",
+        )
+
+
 def _sums_have_no_difficulty(loaded: LoadedConfig) -> Problems:
     data = loaded.config.data
     if data.difficulty is not None and isinstance(data.train, ArithmeticData):
@@ -325,6 +345,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     # Before data, which a plan for other machines does without.
     check_files.cluster_file_exists,
     check_files.data_files_exist,
+    _templates_are_read,
     _sums_have_no_difficulty,
     _roles_copy_roles,
     check_files.model_folders_exist,

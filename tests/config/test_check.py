@@ -458,3 +458,15 @@ def test_built_in_sums_carry_no_solve_rate() -> None:
     assert "data.difficulty reads a field of rows" in text
     Path("rows.jsonl").write_text("{}")
     check("data.train=rows.jsonl", "data.difficulty={low: 0.2, high: 0.8}")
+
+
+def test_a_template_that_no_source_reads_is_refused(tmp_path: Path) -> None:
+    said = message("data.prompt=Q {prompt}")
+    assert "(data.prompt=Q {prompt}): no data reads this template" in said
+    assert "leave data.prompt out" in said
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
+    rows = "data.train={kind: jsonl, path: rows.jsonl}"
+    assert "write data.train.answer='sum' in its place" in message(rows, "data.answer=sum")
+    check(rows, "data.train.answer=sum")
+    check("data.eval=rows.jsonl", "data.prompt=Q {prompt}")
+    check("data.prompt={prompt}")
