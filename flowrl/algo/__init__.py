@@ -1,8 +1,8 @@
-"""Pure functions behind the specifications of `flowrl.specs`.
+"""The pure functions of the specifications in `flowrl.specs`.
 
 Advantages, filters, selections and maps work on numpy arrays, because the driver calls them and
-imports no torch; losses and KL estimators work on torch tensors. `resolve` finds the function of a
-specification and imports only the module that holds it.
+does not import torch; losses and KL estimators work on torch tensors. `resolve` finds the function
+of a specification and imports only the module that contains it.
 """
 
 from __future__ import annotations

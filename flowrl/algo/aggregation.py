@@ -1,7 +1,8 @@
-"""How per-token losses become one number, whatever the cut into micro-batches and ranks.
+"""The reduction of per-token losses to one number, for any split into micro-batches and ranks.
 
-The loss of a mini-batch is a weighted sum over its response tokens. The weights depend on counts of
-the *whole* mini-batch alone, so parts of it, computed in any order and place, add up to the whole.
+The loss of a mini-batch is a weighted sum over its response tokens. The weights depend only on
+counts of the *whole* mini-batch, so parts of it, computed in any order and place, add up to the
+whole.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def sample_weights(
     num_samples: float | None = None,
     dp_size: int = 1,
 ) -> Weights:
-    """The weight that each token of a sample has in the mini-batch's loss.
+    """Returns the weight of each sample's tokens in the mini-batch's loss.
 
     Over S samples of n_i response tokens each, N in all, and P prompts of N_p tokens each::
 
@@ -38,28 +39,29 @@ def sample_weights(
         prompt-mean-token-mean      1 / (P * N_p)
 
     By default S counts every sample and P every prompt, also those without response tokens (as in
-    TRL, SkyRL and ROLL); `count_empty=False` leaves these out (as in verl and OpenRLHF).
+    TRL, SkyRL and ROLL); `count_empty=False` excludes these (as in verl and OpenRLHF).
 
-    A rank of data parallelism that holds a part of the mini-batch gives the counts of the whole as
-    `num_tokens` and `num_samples` (prompts must then lie whole on a rank, and `num_samples` is
-    their number). If gradients are averaged over ranks and not added, `dp_size` makes up for it.
+    A rank of data parallelism that holds a part of the mini-batch passes the counts of the whole as
+    `num_tokens` and `num_samples` (each prompt must then be on one rank, and `num_samples` is the
+    number of prompts). If gradients are averaged over ranks instead of added, `dp_size` compensates
+    for it.
 
     Args:
-        response_lengths: int `[S]` of the samples.
-        max_tokens: Of the rollout; read by `constant`.
-        groups: int `[S]`, equal where samples answer the same prompt; read by
-            `prompt-mean-token-mean`.
-        count_empty: Whether samples without response tokens count in S, and such prompts in P.
+        response_lengths: int `[S]`, the number of response tokens of each sample.
+        aggregation: The reduction.
+        max_tokens: The rollout's `max_tokens`; read by `constant`.
+        groups: int `[S]`, equal for samples of the same prompt; read by `prompt-mean-token-mean`.
+        count_empty: True if samples without response tokens count in S, and such prompts in P.
         num_tokens: N, in place of the sum of `response_lengths`.
-        num_samples: S (P for `prompt-mean-token-mean`), in place of what `response_lengths` hold.
+        num_samples: S (P for `prompt-mean-token-mean`), in place of the number of samples here.
             `constant` with `num_samples=1` is the sum over `max_tokens` alone (verl).
-        dp_size: Factor of all weights.
+        dp_size: The factor of all weights.
 
     Returns:
         float64 `[S]`; 0 for a sample without response tokens.
 
     Raises:
-        ValueError: the mini-batch has no response token, `constant` has no positive max_tokens, or
+        ValueError: The mini-batch has no response token, `constant` has no positive max_tokens, or
             `prompt-mean-token-mean` has no groups.
     """
     n = np.asarray(response_lengths, np.float64)

@@ -39,7 +39,7 @@ def importance_weights(
     low: float = 0.0,
     high: float | None = None,
 ) -> torch.Tensor:
-    """Importance weights old / behaviour.
+    """Returns importance weights old / behaviour.
 
     With d = old - behaviour logprob::
 
@@ -63,7 +63,7 @@ def importance_weights(
 def within(
     weights: torch.Tensor, low: float | None, high: float | None, outside: Outside
 ) -> torch.Tensor:
-    """Weights with what lies outside the bounds set to the bound, or to 0."""
+    """Returns weights where those outside the bounds are set to the bound, or to 0."""
     if low is None and high is None:
         return weights
     if outside == "truncate":
@@ -81,15 +81,15 @@ def gap_statistic(
     estimator: Estimator,
     divergence: Divergence = "behaviour-old",
 ) -> torch.Tensor:
-    """How far the old policy is from the behaviour policy, in nats.
+    """Returns the gap between the old policy and the behaviour policy, in nats.
 
     With d = old - behaviour logprob, at each token::
 
         k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d
 
     (Schulman, 2020: estimators of KL(behaviour || old)); with `divergence="old-behaviour"`, the
-    same of d = behaviour - old logprob. With `sequence-mean`, `-sum` and `-max` that of the
-    statistic over the sample.
+    same with d = behaviour - old logprob. `sequence-mean`, `-sum` and `-max` return that reduction
+    of the statistic over the sample.
     """
     with torch.no_grad():
         d = old - behaviour if divergence == "behaviour-old" else behaviour - old
@@ -114,7 +114,7 @@ def rejection_mask(
     low: float | None = None,
     high: float | None = None,
 ) -> torch.Tensor:
-    """bool `[R]`, true at tokens that are kept: `low <= gap_statistic <= high`."""
+    """Returns bool `[R]`, true at tokens that are kept: `low <= gap_statistic <= high`."""
     if level == "none":
         return torch.ones_like(old, dtype=torch.bool)
     statistic = gap_statistic(
@@ -130,9 +130,9 @@ def sequence_mask(
     segments: Segments,
     limit: float,
 ) -> torch.Tensor:
-    """bool `[R]`, true at tokens that are kept: the off-policy sequence mask.
+    """Returns the off-policy sequence mask: bool `[R]`, true at tokens that are kept.
 
-    A token is removed where its advantage is negative and the mean over its sample of
+    A token is removed if its advantage is negative and the mean over its sample of
     anchor - logprob is more than `limit` (DeepSeek-V3.2, 2025, equations 8 and 9).
     """
     with torch.no_grad():
@@ -151,11 +151,11 @@ def _inside(values: torch.Tensor, low: float | None, high: float | None) -> torc
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which sample each token belongs to.
+    """The assignment of tokens to samples, with sums and means over the tokens of each sample.
 
     Attributes:
-        of_token: int64 `[R]`, 0 <= of_token < S.
-        counts: `[S]`, tokens of each sample.
+        of_token: int64 `[R]`, the sample of each token, 0 <= of_token < S.
+        counts: `[S]`, the number of tokens of each sample.
     """
 
     of_token: torch.Tensor
@@ -163,31 +163,31 @@ class Segments:
 
     @classmethod
     def of(cls, samples: torch.Tensor) -> Segments:
-        """From any integers `[R]` that are equal where tokens share a sample."""
+        """Returns the segments of integers `[R]` that are equal for tokens of one sample."""
         _, of_token, counts = torch.unique(samples, return_inverse=True, return_counts=True)
         return cls(of_token, counts)
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """`[R]`: at each token the sum over its sample."""
+        """Returns `[R]`: at each token the sum over its sample."""
         return self.totals(values)[self.of_token]
 
     def totals(self, values: torch.Tensor) -> torch.Tensor:
-        """`[S]`, the sum over each sample."""
+        """Returns `[S]`, the sum over each sample."""
         return values.new_zeros(len(self.counts)).index_add(0, self.of_token, values)
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
-        """`[R]`: at each token the mean over its sample."""
+        """Returns `[R]`: at each token the mean over its sample."""
         return self.averages(values)[self.of_token]
 
     def averages(self, values: torch.Tensor) -> torch.Tensor:
-        """`[S]`, the mean over each sample."""
+        """Returns `[S]`, the mean over each sample."""
         return self.totals(values) / self.counts.to(values.dtype)
 
     def maxima(self, values: torch.Tensor) -> torch.Tensor:
-        """`[R]`: at each token the maximum over its sample."""
+        """Returns `[R]`: at each token the maximum over its sample."""
         lowest = values.new_full((len(self.counts),), -torch.inf)
         return lowest.scatter_reduce(0, self.of_token, values, "amax")[self.of_token]
 
     def lengths(self, like: torch.Tensor) -> torch.Tensor:
-        """`[R]`: at each token the number of tokens of its sample, in the type of `like`."""
+        """Returns `[R]`: at each token the length of its sample, in the dtype of `like`."""
         return self.counts[self.of_token].to(like.dtype)

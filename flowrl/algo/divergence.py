@@ -20,16 +20,17 @@ __all__ = [
 
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Of the token ratios that are reported."""
+"""The reported quantiles of the token ratios."""
 
 _LARGEST = 700.0
-"""Log-ratios are clamped to this before they are exponentiated, so that no metric is infinite."""
+"""The bound to which log-ratios are clamped before they are exponentiated, so that metrics stay
+finite."""
 
 
 def mismatch(
     trainer_logprobs: npt.ArrayLike, behaviour_logprobs: npt.ArrayLike, samples: npt.ArrayLike
 ) -> dict[str, float]:
-    """Metrics of the gap between the trainer's policy and the one that drew the tokens.
+    """Returns metrics of the gap between the trainer's policy and the one that sampled the tokens.
 
     With d = trainer logprob - behaviour logprob at each of R response tokens, and D its sum over
     each sample::
@@ -47,25 +48,25 @@ def mismatch(
         mismatch/sequence_ess     the effective sample size of exp(D), as a share of the samples
 
     Args:
-        trainer_logprobs: `[R]`.
-        behaviour_logprobs: `[R]`.
-        samples: int `[R]`, equal where tokens belong to one sample.
+        trainer_logprobs: `[R]`, the trainer's logprobs of the response tokens.
+        behaviour_logprobs: `[R]`, the engine's logprobs of the same tokens.
+        samples: int `[R]`, equal for tokens of one sample.
 
     Returns:
-        The metrics by name; empty where there is no token.
+        The metrics by name; empty without tokens.
     """
     new = np.asarray(trainer_logprobs, np.float64)
     old = np.asarray(behaviour_logprobs, np.float64)
     _, number = np.unique(np.asarray(samples), return_inverse=True)
     if not new.shape == old.shape == number.shape or new.ndim != 1:
-        raise ValueError(f"logprobs {new.shape}, {old.shape} and samples {number.shape}, not alike")
+        raise ValueError(f"logprobs {new.shape}, {old.shape} and samples {number.shape} differ")
     if not len(new):
         return {}
     d = new - old
     ratio = np.exp(np.clip(d, -_LARGEST, _LARGEST))
     moved = np.abs(np.exp(new) - np.exp(old))
     by_sample = np.bincount(number, weights=d).astype(np.float64)
-    found = {
+    metrics = {
         "k1": -d.mean(),
         "k3": (np.expm1(np.clip(d, -_LARGEST, _LARGEST)) - d).mean(),
         "abs_mean": np.abs(d).mean(),
@@ -79,12 +80,12 @@ def mismatch(
         "sequence_ess": _effective_share(by_sample),
     }
     for share, value in zip(QUANTILES, np.quantile(ratio, QUANTILES), strict=True):
-        found[f"ratio_q{round(100 * share):02d}"] = value
-    return {f"mismatch/{name}": float(value) for name, value in found.items()}
+        metrics[f"ratio_q{round(100 * share):02d}"] = value
+    return {f"mismatch/{name}": float(value) for name, value in metrics.items()}
 
 
 def _effective_share(log_weights: npt.NDArray[np.float64]) -> float:
-    """(sum w)^2 / (n sum w^2); independent of the weights' scale, so the largest is made 1."""
+    """Returns (sum w)^2 / (n sum w^2), with the weights scaled so that the largest is 1."""
     w = np.exp(log_weights - log_weights.max())
     return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
 

@@ -43,19 +43,20 @@ def zero_variance(
 ) -> npt.NDArray[np.bool_]:
     """Keeps the samples of groups whose scores differ (dynamic sampling: DAPO, 2025, section 3.2).
 
-    A group is kept where max - min > tolerance, or with `measure="std"` where the standard
-    deviation is. DAPO's condition, 0 < number correct < group size, is the same for scores of 0 and
-    1. A group of equal scores has the deviation 0 whatever rounding does. A group of one has no
-    spread and is not kept, unless `singleton="keep"`.
+    A group is kept if max - min > tolerance, or with `measure="std"` if the standard deviation is
+    above the tolerance. DAPO's condition, 0 < number correct < group size, is the same for scores
+    of 0 and 1. A group of equal scores has exactly the deviation 0. A group of one has no spread
+    and is removed, unless `singleton="keep"`.
 
     Args:
         scores: `[N]`, one score a sample.
         groups: `[N]` integers; samples with equal numbers form a group, adjacent or not.
+        spec: The filter.
         live: `[N]`, true for samples that carry a loss; only their scores are compared, and a group
-            with at most one of them counts as a group of one. All, if not given.
+            with at most one of them counts as a group of one. None for all samples.
 
     Returns:
-        bool `[N]`, true for samples that stay; a group stays or goes as a whole.
+        bool `[N]`, true for samples that are kept; all samples of a group are kept or removed.
     """
     assert isinstance(spec, ZeroVariance)
     r, g = _pair(scores, groups)
@@ -88,7 +89,7 @@ def difficulty(
 
     For scores of 0 and 1 the mean is the solve rate of the prompt.
 
-    Args and returns as `zero_variance`.
+    The arguments and the result are those of `zero_variance`.
     """
     assert isinstance(spec, Difficulty)
     r, g = _pair(scores, groups)
@@ -96,7 +97,7 @@ def difficulty(
         return np.zeros(0, np.bool_)
     part = Partition.of(g)
     low, high = part.extremes(r)
-    # The mean of equal scores is that score, not what rounding makes of their sum.
+    # The mean of equal scores is that score, without the rounding of their sum.
     mean = np.where(low == high, low, part.mean(r))
     return np.asarray(((spec.low < mean) & (mean < spec.high))[part.number], np.bool_)
 
@@ -106,7 +107,7 @@ def _pair(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.generic]]:
     r, g = np.asarray(scores, np.float64), np.asarray(groups)
     if r.ndim != 1 or r.shape != g.shape:
-        raise ValueError(f"scores {r.shape} and groups {g.shape} must be [N] alike")
+        raise ValueError(f"scores {r.shape} and groups {g.shape} must both be [N]")
     return r, g
 
 
@@ -114,14 +115,15 @@ Rows = npt.NDArray[np.int64]
 
 
 def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec) -> Rows:
-    """The k best of each group, in the order of the batch; of equal scores the first.
+    """Returns the k best samples of each group in batch order, the first ones of equal scores.
 
     A group of fewer than k is kept whole.
 
     Args:
         scores: `[N]`, finite.
         groups: `[N]`; samples with equal numbers form a group.
-        ids: N names of samples; read by `random_k` alone.
+        ids: The N ids of the samples; only `random_k` reads them.
+        spec: The selection.
 
     Returns:
         int64 `[K]`, row numbers.
@@ -134,12 +136,12 @@ def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: 
 def threshold(
     scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
 ) -> Rows:
-    """The samples with score >= at_least: rejection sampling by a fixed bar.
+    """Returns the samples with score >= at_least: rejection sampling with a fixed threshold.
 
     A policy that imitates them improves itself as in ReST (Gulcehre et al., 2023,
     arXiv:2308.08998); RAFT (Dong et al., 2023, arXiv:2304.06767) imitates the best of each group.
 
-    Args and returns as `top`; a group may lose all of its samples.
+    The arguments and the result are those of `top`; a group may lose all of its samples.
     """
     assert isinstance(spec, Threshold)
     r = check_scores(scores, groups)
@@ -150,18 +152,16 @@ def threshold(
 def random_k(
     scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
 ) -> Rows:
-    """k of each group, as if drawn: those whose ids have the smallest hashes with the seed.
+    """Returns k random samples of each group: those with the smallest hashes of id and seed.
 
-    The draw depends on ids and seed alone, so a resumed run makes it again, whatever the batch.
+    The choice depends on ids and seed alone, so a resumed run repeats it in any batch.
 
-    Args and returns as `top`.
+    The arguments and the result are those of `top`.
     """
     assert isinstance(spec, RandomK)
     check_scores(scores, groups)
-    drawn = [
-        hashlib.blake2b(f"{spec.seed}/{each}".encode(), digest_size=6).digest() for each in ids
-    ]
-    ranks = np.array([int.from_bytes(each, "big") for each in drawn], np.float64)
+    digests = [hashlib.blake2b(f"{spec.seed}/{i}".encode(), digest_size=6).digest() for i in ids]
+    ranks = np.array([int.from_bytes(digest, "big") for digest in digests], np.float64)
     if len(ranks) != len(np.asarray(groups)):
         raise ValueError(f"{len(ranks)} ids, but {len(np.asarray(groups))} samples")
     return _first(_members(groups), ranks, spec.k)
@@ -170,12 +170,13 @@ def random_k(
 def best_and_worst(
     scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
 ) -> Rows:
-    """Best, worst, best, worst, ... of each group whose scores differ; of equal ones the first.
+    """Returns the best and the worst sample of each group with different scores, alternating.
 
-    Pairs of a policy's own samples for preference losses (online DPO; Guo et al., "Direct Language
-    Model Alignment from Online AI Feedback", 2024, with a score in place of the annotator).
+    Of equal scores, the first counts. These are pairs of a policy's own samples for preference
+    losses (online DPO; Guo et al., "Direct Language Model Alignment from Online AI Feedback", 2024,
+    with a score in place of the annotator).
 
-    Args and returns as `top`.
+    The arguments and the result are those of `top`.
     """
     assert isinstance(spec, BestAndWorst)
     r = check_scores(scores, groups)
@@ -188,7 +189,7 @@ def best_and_worst(
 
 
 def _members(groups: npt.ArrayLike) -> list[Rows]:
-    """Rows of each group, groups in order of their first row."""
+    """Returns the rows of each group, groups in order of their first row."""
     _, first, number = np.unique(np.asarray(groups), return_index=True, return_inverse=True)
     rows = np.arange(len(number))
     return [rows[number == g] for g in np.argsort(first)]

@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence between two policies from tokens that the first one drew."""
+"""Estimators of the KL divergence between two policies from tokens that the first one sampled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowrl.specs.kl import Estimator
 __all__ = ["estimate", "full", "full_in_chunks"]
 
 _CHUNK_ELEMENTS = 1 << 22
-"""Logits whose divergence is computed at once; bounds the temporary memory."""
+"""The number of logits per chunk, which bounds the temporary memory."""
 
 
 def estimate(
@@ -22,9 +22,9 @@ def estimate(
     clamp_output: float | None = None,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Per-token estimate of KL(policy || other), of the shape of its arguments.
+    """Returns a per-token estimate of KL(policy || other), in the shape of the logprobs.
 
-    With d = logprob - other logprob of the drawn token (Schulman, "Approximating KL divergence",
+    With d = logprob - other logprob of the sampled token (Schulman, "Approximating KL divergence",
     2020; k3 is equation 4 of DeepSeekMath, 2024)::
 
         k1  = d                     gradient 1: as a loss it has expectation 0, see below
@@ -32,18 +32,21 @@ def estimate(
         k2  = d^2 / 2               d: in expectation the gradient of KL(policy || other)
         k3  = exp(-d) - 1 + d       1 - exp(-d)
 
-    Values are estimates of the divergence (k1 and k3 without bias, k2 with a small one); gradients
-    are what differentiating each gives, and only that of k2 is the divergence's where the policy
-    drew the tokens. Nothing is clamped by default, as in the papers; verl clamps d to 20 and k3 to
-    10, OpenRLHF and AReaL clamp every result to 10. Where a clamp acts, the gradient is 0. k3 is
-    computed with `expm1`, so it stays exact and non-negative for small d.
+    Values are estimates of the divergence (k1 and k3 without bias, k2 with a small one). Gradients
+    are the derivatives of these formulas; only that of k2 is the divergence's, for tokens sampled
+    from the policy. Nothing is clamped by default, as in the papers; verl clamps d to 20 and k3 to
+    10, OpenRLHF and AReaL clamp every result to 10. If a clamp acts, the gradient is 0. k3 is
+    computed with `expm1`, so it is exact and non-negative for small d.
 
     Args:
-        clamp_input: d is clamped to plus and minus this.
-        clamp_output: So is the result, after weights.
-        weights: Factors of each token. With policy / behaviour policy *not* detached, the weighted
-            k3 is an unbiased estimate under samples of another policy and so is its gradient
-            (DeepSeek-V3.2, 2025, section 3.1).
+        logprobs: The policy's logprobs of the tokens.
+        other_logprobs: The other policy's logprobs of the same tokens.
+        estimator: The estimator.
+        clamp_input: The bound to which |d| is clamped; None for no clamp.
+        clamp_output: The bound to which |result| is clamped, after weights; None for no clamp.
+        weights: The factors of the tokens. With policy / behaviour policy *not* detached, the
+            weighted k3 is an unbiased estimate under samples of another policy and so is its
+            gradient (DeepSeek-V3.2, 2025, section 3.1).
     """
     d = logprobs - other_logprobs
     if clamp_input is not None:
@@ -63,7 +66,7 @@ _ESTIMATORS = {
 
 
 def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
-    """KL(policy || other) of the whole distributions of next tokens: no estimate.
+    """Returns the exact KL(policy || other) of the whole distributions of next tokens.
 
     ::
 
@@ -72,14 +75,14 @@ def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
     Tokens whose probability under the policy is 0 (logit -inf) add nothing.
 
     Args:
-        logits: `[R, V]` of the policy, at the rollout's temperature.
-        other_logits: `[R, V]` of the other, at the same temperature.
+        logits: `[R, V]`, the policy's logits at the rollout's temperature.
+        other_logits: `[R, V]`, the other policy's logits at the same temperature.
 
     Returns:
         `[R]`.
     """
     p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
-    # Where p is 0 the gap is left out and not its product with p, whose gradient would be NaN.
+    # Where p is 0, the gap is replaced and not its product with p, whose gradient would be NaN.
     gap = torch.where(p == -torch.inf, 0.0, p - q)
     return (p.exp() * gap).sum(-1)
 
@@ -87,15 +90,15 @@ def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
 def full_in_chunks(
     logits: torch.Tensor, other_logprobs: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """`full` of logits / temperature, in float32 and in chunks of rows.
+    """Returns `full` of logits / temperature, in float32 and in chunks of rows.
 
-    Backward computes each chunk anew, so beside the arguments only the gradient of the logits is
-    ever held in full.
+    The backward pass recomputes each chunk, so apart from the arguments only the gradient of the
+    logits is ever in memory as a whole.
 
     Args:
-        logits: `[K, V]` of the policy.
-        other_logprobs: `[K, V]` of the other policy, at the same temperature.
-        temperature: 0 means greedy decoding, whose distribution is that at 1.
+        logits: `[K, V]`, the policy's logits.
+        other_logprobs: `[K, V]`, the other policy's logprobs at the same temperature.
+        temperature: The divisor of the logits; 0 means greedy decoding, with the distribution at 1.
 
     Returns:
         `[K]`.

@@ -21,34 +21,33 @@ __all__ = [
 
 
 _CHUNK_ELEMENTS = 1 << 22
-"""Logits converted to the arithmetic type at once; bounds the temporary memory."""
+"""The number of logits per chunk, which bounds the temporary memory."""
 
 
 def chosen_logprobs(
     logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs of chosen tokens under softmax(logits / temperature), and each row's entropy.
+    """Returns logprobs of chosen tokens under softmax(logits / temperature), and row entropies.
 
     ::
 
         logprob_u = x[rows_u, tokens_u] - log sum_v exp(x[rows_u, v])      x = logits / temperature
         entropy_k = -sum_v p_kv log p_kv                                   p = softmax(x)
 
-    Computed in float32 (float64 for float64 logits) in chunks of rows. Backward recomputes the
-    probabilities from the logits and the saved log-sum-exp, so beside the logits only their
-    gradient is ever held in full, in the logits' own type.
+    They are computed in float32 (float64 for float64 logits) in chunks of rows. The backward pass
+    recomputes the probabilities from the logits and the saved log-sum-exp, so apart from the logits
+    only their gradient is ever in memory as a whole, in the logits' dtype. A logit of -inf is a
+    token of probability 0, which adds nothing to the entropy.
 
     Args:
         logits: `[K, V]`.
-        rows: int64 `[U]`, row of each choice.
-        tokens: int64 `[U]`, token of each choice; the pairs (row, token) are distinct.
-        temperature: Divides the logits; 0 means greedy decoding, whose logprobs are those at 1.
-
-    A logit of -inf is a token of probability 0, which adds nothing to the entropy.
+        rows: int64 `[U]`, the row of each choice.
+        tokens: int64 `[U]`, the token of each choice; the pairs (row, token) are distinct.
+        temperature: The divisor of the logits; 0 means greedy decoding, with the logprobs at 1.
 
     Returns:
         Logprobs `[U]` and entropies `[K]`, both with gradient; that of the entropies costs nothing
-        where no loss reads them.
+        if no loss reads them.
     """
     scale = 1.0 / temperature if temperature > 0 else 1.0
     result: tuple[torch.Tensor, torch.Tensor] = _Chosen.apply(  # type: ignore[no-untyped-call]
@@ -101,7 +100,7 @@ class _Chosen(torch.autograd.Function):
             if slope is not None:
                 factor = factor - slope[part, None] * (_finite(log_p) + entropy[part, None])
             result[part].copy_(p.mul_(factor))
-        # Computed anew and not added: in a 16-bit type the sum would cancel to nothing at p near 1.
+        # Recomputed instead of added: in a 16-bit dtype the sum would cancel to 0 at p near 1.
         chosen = grad * scale - logprobs.exp() * row_grad[rows]
         if slope is not None:
             chosen -= slope[rows] * logprobs.exp() * (_finite(logprobs) + entropy[rows])
@@ -116,7 +115,7 @@ def sampler_logprobs(
     temperature: float,
     transform: SamplerTransform,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs of R tokens under the distribution that a sampler drew them from, and its entropy.
+    """Returns logprobs of R tokens under the sampler's distribution, and its entropies.
 
     ::
 
@@ -124,16 +123,16 @@ def sampler_logprobs(
         logprob_u = y_u[tokens_u] - log sum_v exp(y_uv)
         entropy_u = -sum_v p_uv log p_uv                    p_u = softmax(y_u)
 
-    Computed like `chosen_logprobs`, in chunks of tokens: each has a distribution of its own, even
-    where several follow one prefix, because the kept tokens may differ. Gradients flow to the
-    logits only, with the kept tokens held constant.
+    They are computed like `chosen_logprobs`, in chunks of tokens: each token has its own
+    distribution, even if several follow one prefix, because the kept tokens may differ. Gradients
+    flow to the logits only; the kept tokens are constant.
 
     Args:
         logits: `[K, V]`.
-        rows: int64 `[R]`, row of each token, ascending.
+        rows: int64 `[R]`, the row of each token, ascending.
         tokens: int64 `[R]`.
-        temperature: As in `chosen_logprobs`.
-        transform: Of these R tokens, in their order.
+        temperature: The divisor of the logits, as in `chosen_logprobs`.
+        transform: The sampler's transformation for these R tokens, in their order.
 
     Returns:
         Logprobs `[R]` and entropies `[R]`, both with gradient.
@@ -148,9 +147,9 @@ def sampler_logprobs(
 def sampler_logits(
     logits: torch.Tensor, rows: torch.Tensor, temperature: float, transform: SamplerTransform
 ) -> torch.Tensor:
-    """float32 (float64 of float64) `[R, V]`: what `sampler_logprobs` takes the softmax of.
+    """Returns float32 (float64 for float64) `[R, V]`, the logits in `sampler_logprobs`' softmax.
 
-    In one piece, so for small vocabularies.
+    They are computed without chunks, so this is for small vocabularies.
     """
     scale = 1.0 / temperature if temperature > 0 else 1.0
     chosen = logits.index_select(0, rows).to(_kind(logits))
@@ -163,29 +162,29 @@ def squared_probabilities(
     rows: torch.Tensor | None = None,
     transform: SamplerTransform | None = None,
 ) -> torch.Tensor:
-    """Sum over the vocabulary of p^2 in float32 (float64 of float64), in chunks; no gradient.
+    """Returns the sum over the vocabulary of p^2, in float32 (float64 for float64), in chunks.
 
     ::
 
         sum_v p_v^2 = exp(log sum_v exp(2 y_v) - 2 log sum_v exp(y_v))
 
-    with y = logits / temperature, or what a sampler's transformation makes of that.
+    with y = logits / temperature, or its transformation by a sampler. The result has no gradient.
 
     Args:
         logits: `[K, V]`.
-        temperature: As in `chosen_logprobs`.
-        rows: int64 `[R]`, row of each token; None: one number for each of the K rows.
-        transform: Of these R tokens, in their order.
+        temperature: The divisor of the logits, as in `chosen_logprobs`.
+        rows: int64 `[R]`, the row of each token; None for one number for each of the K rows.
+        transform: The sampler's transformation for these R tokens, in their order.
     """
     scale = 1.0 / temperature if temperature > 0 else 1.0
     count = len(logits) if rows is None else len(rows)
-    found = torch.empty(count, dtype=_kind(logits), device=logits.device)
+    result = torch.empty(count, dtype=_kind(logits), device=logits.device)
     for part in _parts(count, logits):
-        y = (logits[part] if rows is None else logits[rows[part]]).to(found.dtype) * scale
+        y = (logits[part] if rows is None else logits[rows[part]]).to(result.dtype) * scale
         if transform is not None:
             y = transform.apply(y, part)
-        found[part] = ((2 * y).logsumexp(-1) - 2 * y.logsumexp(-1)).exp()
-    return found
+        result[part] = ((2 * y).logsumexp(-1) - 2 * y.logsumexp(-1)).exp()
+    return result
 
 
 class _OfSampler(torch.autograd.Function):
@@ -225,19 +224,20 @@ class _OfSampler(torch.autograd.Function):
             factor = -grad[part, None]
             if entropy_grad is not None:
                 factor = factor - entropy_grad[part, None] * (_finite(log_p) + entropy[part, None])
-            found = log_p.exp().mul_(factor)
-            found.scatter_add_(1, tokens[part, None], grad[part, None])
+            token_grad = log_p.exp().mul_(factor)
+            token_grad.scatter_add_(1, tokens[part, None], grad[part, None])
             slope = ctx.transform.slope(x, part)
-            found.mul_(ctx.scale if slope is None else slope.mul_(ctx.scale))
+            token_grad.mul_(ctx.scale if slope is None else slope.mul_(ctx.scale))
             # Rows ascend, so that tokens of one row are summed here, before 16 bits round them.
             row, place = torch.unique_consecutive(rows[part], return_inverse=True)
-            summed = found.new_zeros(len(row), found.shape[1]).index_add_(0, place, found)
+            summed = token_grad.new_zeros(len(row), token_grad.shape[1])
+            summed.index_add_(0, place, token_grad)
             result[row] += summed.to(result.dtype)
         return result, None, None, None, None
 
 
 def _kind(logits: torch.Tensor) -> torch.dtype:
-    """The arithmetic type."""
+    """Returns the dtype of the arithmetic."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
@@ -247,7 +247,7 @@ def _parts(count: int, logits: torch.Tensor) -> list[slice]:
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
-    """-inf becomes the smallest number, so that 0 times it is 0."""
+    """Replaces -inf by the smallest finite number, so that 0 times it is 0."""
     return x.clamp(min=torch.finfo(x.dtype).min)
 
 
@@ -257,31 +257,30 @@ def _chunk(logits: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplerTransform:
-    """What a sampler did to the temperature-scaled logits x of R tokens, before it drew them.
+    """The sampler's transformation of the temperature-scaled logits x of R tokens.
 
-    In its order, for each token u and each v of the vocabulary::
+    In the sampler's order, for each token u and each v of the vocabulary::
 
-        x[v] <- x[v] / penalty    where v stands before u, and x[v] > 0
-        x[v] <- x[v] * penalty    where v stands before u, and x[v] <= 0
-        x[v] <- -inf              where v is a stop token, and u comes too early for one
-        x[v] <- -inf              where v is not among the kept tokens of u
+        x[v] <- x[v] / penalty    if v occurs before u, and x[v] > 0
+        x[v] <- x[v] * penalty    if v occurs before u, and x[v] <= 0
+        x[v] <- -inf              if v is a stop token, and u is too early for one
+        x[v] <- -inf              if v is not among the kept tokens of u
 
-    The kept tokens are given: they are constants, not a function of x. So the transformation is
-    differentiable (but at x = 0 under a penalty), and equal for every x on both sides of an
-    importance ratio.
+    The kept tokens are constants, not a function of x. So the transformation is differentiable
+    (except at x = 0 under a penalty), and the same on both sides of an importance ratio.
 
     Attributes:
-        penalty: 1 changes nothing.
-        first: int `[S, V]`, with a penalty: where each token first stands in each of S samples; a
-            large number where it does not.
-        sample: int64 `[R]`, which of the S samples a token belongs to.
-        place: int `[R]`, where it stands in the sample.
-        stops: int64 `[n]`, stop tokens; None where none was forbidden.
-        early: bool `[R]`, true at tokens that had to be something else.
-        kept_ids: int64 `[K]`, the kept tokens of each of the R, one after the other; None where no
-            token was cut off.
-        kept_counts: int64 `[R]`; 0 where all were kept.
-        kept_offsets: R + 1 numbers, where the kept tokens of each begin.
+        penalty: The repetition penalty; 1 changes nothing.
+        first: int `[S, V]`, with a penalty: the first position of each token in each of S samples;
+            a large number if it does not occur.
+        sample: int64 `[R]`, the sample of each token, from 0 to S - 1.
+        place: int `[R]`, the position of each token in its sample.
+        stops: int64 `[n]`, stop tokens; None if none was forbidden.
+        early: bool `[R]`, true at tokens where stop tokens were forbidden.
+        kept_ids: int64 `[K]`, the kept tokens of each of the R tokens, concatenated; None if no
+            token was excluded.
+        kept_counts: int64 `[R]`, the number of kept tokens; 0 if all were kept.
+        kept_offsets: R + 1 numbers, the beginning of each token's part of `kept_ids`.
     """
 
     penalty: float = 1.0
@@ -295,17 +294,18 @@ class SamplerTransform:
     kept_offsets: tuple[int, ...] = ()
 
     def seen(self, part: slice) -> torch.Tensor:
-        """bool `[n, V]`: what stands before each token of `part`."""
+        """Returns bool `[n, V]`, true at the tokens that occur before each token of `part`."""
         assert self.first is not None
         assert self.sample is not None
         assert self.place is not None
         return self.first[self.sample[part]] < self.place[part, None]
 
     def apply(self, x: torch.Tensor, part: slice) -> torch.Tensor:
-        """The transformed logits `[n, V]` of the tokens `part`; differentiable.
+        """Returns the transformed logits `[n, V]` of the tokens `part`; differentiable.
 
         Args:
             x: float `[n, V]`, their logits at the rollout's temperature.
+            part: The tokens, a part of the R tokens.
         """
         if self.penalty != 1.0:
             x = torch.where(self.seen(part), x * self._factor(x), x)
@@ -317,7 +317,7 @@ class SamplerTransform:
         return x if self.kept_ids is None else x.masked_fill(~self._kept(x, part), -torch.inf)
 
     def slope(self, x: torch.Tensor, part: slice) -> torch.Tensor | None:
-        """`[n, V]`, the derivative of each transformed logit that is finite; None where it is 1."""
+        """Returns `[n, V]`, the derivatives of the finite transformed logits; None if all are 1."""
         if self.penalty == 1.0:
             return None
         return torch.where(self.seen(part), self._factor(x), 1.0)

@@ -1,11 +1,11 @@
-"""What losses take and return, and how a policy loss is composed.
+"""The arguments and results of losses, and the composition of policy losses.
 
-Losses see response tokens only, end to end and without padding: every tensor is `[R]`. A loss
-returns per-token values, which `aggregate` turns into the mini-batch's number with weights whose
+Losses get response tokens only, concatenated and without padding: every tensor is `[R]`. A loss
+returns per-token values, which `aggregate` reduces to the mini-batch's number with weights whose
 denominators count the whole mini-batch. The sum over micro-batches of the aggregated parts is
-therefore the aggregate of the whole, however the mini-batch is cut between samples.
+therefore the aggregate of the whole, for any split of the mini-batch between samples.
 
-A policy loss is a surrogate, decorated with `policy_loss`, which does what all of them share::
+A policy loss is a surrogate, decorated with `policy_loss`, which computes the shared parts::
 
     L_t = keep_t * w_t * surrogate_t - entropy coefficient * H_t
 
@@ -36,37 +36,37 @@ __all__ = [
     "TokenLoss",
     "aggregate",
     "cross_entropy",
-    "given",
     "most_covariant",
     "policy_loss",
     "policy_weights",
     "prepare",
     "prepares",
+    "required",
     "sample_weights",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What a loss may read beside the logprobs; float `[R]`, one value a response token.
+    """The fields that a loss may read besides the logprobs; float `[R]`, one a response token.
 
     Attributes:
-        advantages: Weight of each token in the policy gradient.
-        behaviour_logprobs: Of the policy that drew the tokens.
-        old_logprobs: Of the trained policy at the start of the step.
-        reference_logprobs: Of the reference policy.
-        entropy: Of each token's distribution, with gradient; read by an entropy bonus.
-        samples: int64 `[R]`, equal where tokens belong to one sample. A batch holds whole samples,
-            in any order; their numbers mean nothing else.
+        advantages: The weight of each token in the policy gradient.
+        behaviour_logprobs: Logprobs of the policy that sampled the tokens.
+        old_logprobs: Logprobs of the trained policy at the start of the step.
+        reference_logprobs: Logprobs of the reference policy.
+        entropy: The entropy of each token's distribution, with gradient; for an entropy bonus.
+        samples: int64 `[R]`, equal for tokens of one sample. A batch holds whole samples, in any
+            order; the numbers have no other meaning.
         old_values: A critic's values before the step.
         returns: A critic's targets.
-        preferred: bool `[R]`, tokens of the preferred sample of their pair.
-        pairs: int64 `[R]`, equal where tokens belong to one pair. A batch holds whole pairs.
+        preferred: bool `[R]`, true at tokens of the preferred sample of their pair.
+        pairs: int64 `[R]`, equal for tokens of one pair. A batch holds whole pairs.
         extra: Fields by name that the program computed for this loss.
-        weight_scale: `[]`, factor of importance weights that makes their mean over the mini-batch
-            1. None where this batch is the whole mini-batch.
-        penalised: bool `[R]`, tokens that KL-Cov penalises. None where this batch is the whole
-            mini-batch. `flowrl.algo.losses` finds both.
+        weight_scale: `[]`, the factor of importance weights that makes their mean over the
+            mini-batch 1. None if this batch is the whole mini-batch.
+        penalised: bool `[R]`, true at tokens that KL-Cov penalises. None if this batch is the whole
+            mini-batch. `prepare` computes both.
     """
 
     advantages: torch.Tensor | None = None
@@ -86,12 +86,12 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """What a loss returns.
+    """The result of a loss.
 
     Attributes:
         values: `[R]`, the loss of each token, with gradient.
-        means: Metrics without gradient, `[R]` or one a sample or pair; the mean over all of the
-            mini-batch is reported.
+        means: Metrics without gradient, `[R]` or one a sample or pair; the mean over the mini-batch
+            is reported.
         maxima: Metrics `[R]` without gradient; the maximum is reported.
     """
 
@@ -100,11 +100,11 @@ class TokenLoss:
     maxima: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-def given(batch: TokenBatch, name: str, reader: str) -> torch.Tensor:
-    """A field of the batch that `reader` cannot do without.
+def required(batch: TokenBatch, name: str, reader: str) -> torch.Tensor:
+    """Returns a field of the batch that `reader` needs.
 
     Raises:
-        ValueError: the batch does not have it.
+        ValueError: The batch does not have the field.
     """
     value: torch.Tensor | None = getattr(batch, name)
     if value is None:
@@ -114,14 +114,14 @@ def given(batch: TokenBatch, name: str, reader: str) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStep:
-    """What a surrogate reads; all `[R]`.
+    """The arguments of a surrogate; all tensors are `[R]`.
 
     Attributes:
-        logprobs: Of the policy that is trained, with gradient.
-        advantages: Of each token.
-        batch: Everything else.
-        name: Of the loss, for messages.
-        spec: The loss.
+        logprobs: Logprobs of the policy that is trained, with gradient.
+        advantages: The advantage of each token.
+        batch: All other fields.
+        name: The name of the loss, for messages.
+        spec: The specification of the loss.
     """
 
     logprobs: torch.Tensor
@@ -132,8 +132,8 @@ class PolicyStep:
 
     @property
     def anchor(self) -> torch.Tensor:
-        """Logprobs of the policy that the trained one is compared with."""
-        return given(self.batch, f"{self.spec.anchor}_logprobs", self.name)
+        """The logprobs of the policy with which the trained policy is compared."""
+        return required(self.batch, f"{self.spec.anchor}_logprobs", self.name)
 
     @property
     def gap(self) -> torch.Tensor:
@@ -143,7 +143,7 @@ class PolicyStep:
     @property
     def segments(self) -> Segments:
         """The samples of the tokens."""
-        return Segments.of(given(self.batch, "samples", self.name))
+        return Segments.of(required(self.batch, "samples", self.name))
 
     def ratio(self, level: RatioLevel) -> torch.Tensor:
         """The ratio to the anchor, with gradient; `RatioLevel` describes the levels."""
@@ -155,15 +155,15 @@ class PolicyStep:
         return self.clamped(mean).exp()
 
     def measured(self, values: torch.Tensor, level: RatioLevel) -> torch.Tensor:
-        """What a metric is the mean of: values `[R]`, or `[S]` where the ratio is a sample's.
+        """Returns the values of a metric: `[R]`, or `[S]` if the ratio is a sample's.
 
-        A sample that is clipped as a whole counts once, however long it is.
+        A sample that is clipped as a whole counts once, regardless of its length.
         """
         values = values.detach().to(self.logprobs.dtype)
         return self.segments.averages(values) if level == "sequence" else values
 
     def clamped(self, log_ratio: torch.Tensor) -> torch.Tensor:
-        """The log-ratio within the bounds of the specification; no gradient outside."""
+        """Clamps the log-ratio to the bounds of the specification; no gradient outside."""
         low, high = self.spec.min_log_ratio, self.spec.max_log_ratio
         return log_ratio if low is None and high is None else log_ratio.clamp(low, high)
 
@@ -179,8 +179,8 @@ def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
     Metrics of all policy losses: with an anchor, `ratio_mean`, `ratio_max`, `log_ratio` (its
     negative mean is k1 of KL(anchor || policy)) and `approx_kl` (k3 of the same: ratio - 1 - log
     ratio); with a correction, `weight_mean` and `weight_max`; with a mask, `kept_fraction`. Means
-    are over tokens, but of ratios, clips and weights that a surrogate has one of a sample, over
-    samples.
+    are over tokens; those of ratios, clips and weights that a surrogate computes once a sample are
+    over samples.
     """
 
     def decorate(surrogate: Surrogate[_P]) -> Loss:
@@ -192,7 +192,7 @@ def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
                 raise ValueError(f"{spec.kind} needs {' and '.join(missing)}")
             step = PolicyStep(
                 logprobs=logprobs,
-                advantages=given(batch, "advantages", spec.kind),
+                advantages=required(batch, "advantages", spec.kind),
                 batch=batch,
                 name=spec.kind,
                 spec=spec,
@@ -224,19 +224,19 @@ def _corrected(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
         values = values * weights
         means["weight_mean"] = maxima["weight_max"] = weights
     if keep is not None:
-        # Not a product: 0 times an infinite loss is no number.
+        # Not a product: 0 times an infinite loss is NaN.
         values = torch.where(keep, values, torch.zeros_like(values))
         means["kept_fraction"] = keep.to(values.dtype)
     return TokenLoss(values=values, means=means, maxima=maxima)
 
 
 def policy_weights(batch: TokenBatch, spec: PolicyLoss) -> torch.Tensor | None:
-    """The importance weights `[R]` of a loss, normalised where it says so; None without any."""
+    """Returns the importance weights `[R]` of a loss, normalised if required; None without any."""
     if spec.weights == "none":
         return None
     weights = importance_weights(
-        given(batch, "old_logprobs", spec.kind),
-        given(batch, "behaviour_logprobs", spec.kind),
+        required(batch, "old_logprobs", spec.kind),
+        required(batch, "behaviour_logprobs", spec.kind),
         _segments(batch, spec, spec.weights != "token"),
         level=spec.weights,
         outside=spec.weights_outside,
@@ -250,12 +250,12 @@ def policy_weights(batch: TokenBatch, spec: PolicyLoss) -> torch.Tensor | None:
 
 
 def _kept(step: PolicyStep) -> torch.Tensor | None:
-    """bool `[R]`, or None where nothing is masked."""
+    """Returns bool `[R]`, true at tokens that are kept; None if nothing is masked."""
     spec, keep = step.spec, None
     if spec.rejection != "none":
         keep = rejection_mask(
-            given(step.batch, "old_logprobs", step.name),
-            given(step.batch, "behaviour_logprobs", step.name),
+            required(step.batch, "old_logprobs", step.name),
+            required(step.batch, "behaviour_logprobs", step.name),
             _segments(step.batch, spec, spec.rejection != "token"),
             level=spec.rejection,
             estimator=spec.rejection_estimator,
@@ -273,7 +273,7 @@ def _kept(step: PolicyStep) -> torch.Tensor | None:
 
 def _segments(batch: TokenBatch, spec: PolicyLoss, needed: bool) -> Segments:
     if needed:
-        return Segments.of(given(batch, "samples", spec.kind))
+        return Segments.of(required(batch, "samples", spec.kind))
     none = torch.zeros(0, dtype=torch.int64)
     return Segments(none, none)
 
@@ -281,44 +281,46 @@ def _segments(batch: TokenBatch, spec: PolicyLoss, needed: bool) -> Segments:
 def _with_bonus(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
     if not step.spec.entropy:
         return terms
-    entropy = given(step.batch, "entropy", f"the entropy bonus of {step.name}")
+    entropy = required(step.batch, "entropy", f"the entropy bonus of {step.name}")
     return replace(terms, values=terms.values - step.spec.entropy * entropy)
 
 
 def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
-    """Sum of per-token losses times weights; all of `[R]`, the result a scalar.
+    """Returns the weighted sum of per-token losses, a scalar.
 
     Args:
-        token_weights: `sample_weights` of each token's sample.
+        values: `[R]`, the loss of each token.
+        token_weights: `[R]`, `sample_weights` of each token's sample.
     """
     return torch.dot(values, token_weights.to(values.dtype))
 
 
 def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
-    """Negative log-likelihood: L = -logprob."""
+    """Computes the negative log-likelihood: L = -logprob."""
     assert isinstance(spec, CrossEntropy)
     return TokenLoss(values=-logprobs)
 
 
 def prepares(spec: LossSpec) -> Literal["nothing", "batch", "logprobs"]:
-    """What `prepare` reads for a loss: nothing, fields of the batch, or the logprobs too."""
+    """Returns the inputs of `prepare` for a loss: nothing, the batch, or also the logprobs."""
     if isinstance(spec, KLCov):
         return "logprobs"
     return "batch" if isinstance(spec, PolicyLoss) and spec.weights_normalise else "nothing"
 
 
 def prepare(logprobs: torch.Tensor | None, batch: TokenBatch, spec: LossSpec) -> TokenBatch:
-    """The whole mini-batch, with what its micro-batches have to know of it.
+    """Adds to a mini-batch the fields that its micro-batches need from the whole of it.
+
+    With data parallelism both arguments must be those of the whole mini-batch, of all ranks.
 
     Args:
-        logprobs: `[N]` of the policy before the update, without gradient; read where
+        logprobs: `[N]`, the policy's logprobs before the update, without gradient; read if
             `prepares(spec)` is `logprobs`.
         batch: All N response tokens of the mini-batch.
-
-    With data parallelism both must be the whole mini-batch's, of all ranks.
+        spec: The loss.
 
     Returns:
-        The batch with `weight_scale` and `penalised`, which a micro-batch takes its part of.
+        The batch with `weight_scale` and `penalised`, of which a micro-batch takes its part.
     """
     if isinstance(spec, PolicyLoss) and spec.weights_normalise:
         weights = policy_weights(batch, replace(spec, weights_normalise=False))
@@ -327,7 +329,7 @@ def prepare(logprobs: torch.Tensor | None, batch: TokenBatch, spec: LossSpec) ->
     if isinstance(spec, KLCov):
         if logprobs is None:
             raise ValueError("kl_cov ranks all tokens of a mini-batch by their logprobs")
-        chosen = most_covariant(logprobs, given(batch, "advantages", spec.kind), spec.fraction)
+        chosen = most_covariant(logprobs, required(batch, "advantages", spec.kind), spec.fraction)
         batch = replace(batch, penalised=chosen)
     return batch
 
@@ -335,9 +337,10 @@ def prepare(logprobs: torch.Tensor | None, batch: TokenBatch, spec: LossSpec) ->
 def most_covariant(
     logprobs: torch.Tensor, advantages: torch.Tensor, fraction: float
 ) -> torch.Tensor:
-    """bool `[N]`, the max(1, floor(fraction * N)) tokens whose logprob and advantage covary most.
+    """Returns bool `[N]`, true at the tokens whose logprob and advantage covary most.
 
-    The covariance of a token is (A - mean A) * (logprob - mean logprob), means over all N.
+    There are max(1, floor(fraction * N)) of them. The covariance of a token is
+    (A - mean A) * (logprob - mean logprob), with means over all N.
     """
     with torch.no_grad():
         covariance = (advantages - advantages.mean()) * (logprobs - logprobs.mean())

@@ -16,16 +16,16 @@ __all__ = ["bind"]
 
 
 def bind(spec: OwnLoss) -> Callable[[torch.Tensor, TokenBatch, LossSpec], TokenLoss]:
-    """The function of an own loss, checked at each call.
+    """Returns the function of an own loss, with checks of each result.
 
-    It is called with the logprobs `[R]` (or a critic's values) and a batch of which it sees what it
-    declares, `samples`, `pairs` and `entropy`; anything else is None. It returns `[R]`, or a
-    `TokenLoss`.
+    The user's function gets the logprobs `[R]` (or a critic's values) and a batch with the fields
+    that it declares, `samples`, `pairs` and `entropy`; all other fields are None. It returns `[R]`,
+    or a `TokenLoss`.
 
     Raises:
-        TraceError: there is no such function. When called: the function raises, or returns
-            something that is no loss of each token; the message names its line.
-        ValueError: when called with a batch that lacks what the loss declares.
+        TraceError: The function does not exist. When called: the function raises an error, or does
+            not return a loss of each token; the message names its line.
+        ValueError: When called: the batch does not have a declared field.
     """
     function = UserFunction.load("loss", spec.function, spec.options, spec.needs)
     hidden = {name: None for name in FIELDS if name not in spec.needs}
@@ -45,13 +45,13 @@ def _lacks(batch: TokenBatch, name: str, spec: OwnLoss) -> bool:
     return name not in batch.extra if name in spec.extra_fields else getattr(batch, name) is None
 
 
-def _checked(function: UserFunction, found: object, logprobs: torch.Tensor) -> TokenLoss:
-    terms = TokenLoss(values=found) if isinstance(found, torch.Tensor) else found
+def _checked(function: UserFunction, result: object, logprobs: torch.Tensor) -> TokenLoss:
+    terms = TokenLoss(values=result) if isinstance(result, torch.Tensor) else result
     expected = f"a tensor {shape_of(logprobs.shape)}, the loss of each response token"
     if not isinstance(terms, TokenLoss):
         raise function.refuse(
-            "returns no tensor",
-            found=type(found).__name__,
+            "does not return a tensor",
+            found=type(result).__name__,
             expected=f"{expected}, or a TokenLoss",
         )
     values = terms.values
@@ -64,7 +64,7 @@ def _checked(function: UserFunction, found: object, logprobs: torch.Tensor) -> T
             hint=summed,
         )
     if not values.is_floating_point():
-        raise function.refuse("returns no floats", found=str(values.dtype), expected=expected)
+        raise function.refuse("does not return floats", found=str(values.dtype), expected=expected)
     if values.numel() and logprobs.requires_grad and not values.requires_grad:
         raise function.refuse(
             "has no gradient",
@@ -88,14 +88,16 @@ def _checked(function: UserFunction, found: object, logprobs: torch.Tensor) -> T
     )
 
 
-def _metric(function: UserFunction, name: str, found: object, values: torch.Tensor) -> torch.Tensor:
-    """A metric without its gradient, which would hold the whole pass in memory."""
-    if not isinstance(found, torch.Tensor):
-        kind, hint = type(found).__name__, None
-    elif found.ndim != 1:
-        kind, hint = shape_of(found.shape), "do not reduce it; flowrl does, over the mini-batch"
+def _metric(
+    function: UserFunction, name: str, metric: object, values: torch.Tensor
+) -> torch.Tensor:
+    """Returns a metric without its gradient, which would keep the whole pass in memory."""
+    if not isinstance(metric, torch.Tensor):
+        kind, hint = type(metric).__name__, None
+    elif metric.ndim != 1:
+        kind, hint = shape_of(metric.shape), "do not reduce it; flowrl does, over the mini-batch"
     else:
-        return found.detach().to(values.dtype)
+        return metric.detach().to(values.dtype)
     raise function.refuse(
         f"gives a metric '{name}' of the wrong shape",
         found=kind,

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from flowrl.algo.corrections import Segments
-from flowrl.algo.losses import TokenBatch, TokenLoss, given
+from flowrl.algo.losses import TokenBatch, TokenLoss, required
 from flowrl.specs.loss import DPO, BradleyTerry, LossSpec, ValueClip
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
-    """Half the squared error of a value, pessimistic about large steps.
+    """Computes half the squared error of a value, with a clip that is pessimistic.
 
     With the return R, the value v and the value v_old before the step::
 
@@ -38,17 +38,19 @@ def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> Token
 
     Args:
         values: `[R]`, the critic's value at each response token, with gradient.
+        batch: The returns, and with a clip the old values.
+        spec: The loss.
 
     Metrics: `value_mean`, `return_mean`; `value_clip_fraction`, the share of tokens whose clipped
     error is larger.
     """
     assert isinstance(spec, ValueClip)
-    returns = given(batch, "returns", spec.kind)
+    returns = required(batch, "returns", spec.kind)
     plain = _error(values - returns, spec)
     means = {"value_mean": values.detach(), "return_mean": returns}
     if spec.clip is None:
         return TokenLoss(values=plain, means=means)
-    old = given(batch, "old_values", spec.kind)
+    old = required(batch, "old_values", spec.kind)
     clipped = _error(values.clamp(old - spec.clip, old + spec.clip) - returns, spec)
     removed = clipped > plain
     means["value_clip_fraction"] = removed.to(values.dtype)
@@ -64,16 +66,16 @@ def _error(x: torch.Tensor, spec: ValueClip) -> torch.Tensor:
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float | None:
-    """The share of the returns' variance that a critic explains: 1 - Var(R - v) / Var(R).
+    """Returns the share of the returns' variance that a critic explains: 1 - Var(R - v) / Var(R).
 
-    1 is perfect, 0 is what a constant does, and below 0 is worse than that. It does not see an
-    error that is the same everywhere. None where the returns do not vary.
+    1 is perfect, 0 is the value of a constant, and below 0 is worse than that. A constant error
+    does not change it. None if the returns do not vary.
     """
     if not len(returns) or returns.min() == returns.max():
         return None
-    wanted = returns.double()
-    left = (wanted - values.double()).var(correction=0)
-    return float(1 - left / wanted.var(correction=0))
+    targets = returns.double()
+    residual = (targets - values.double()).var(correction=0)
+    return float(1 - residual / targets.var(correction=0))
 
 
 def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
@@ -86,14 +88,14 @@ def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
         ipo       L = (h - 1 / (2 beta))^2
 
     e = 0 is the paper's; e > 0 is conservative DPO (Mitchell, 2023). IPO (Azar et al.,
-    arXiv 2310.12036, equation 17) sums over tokens like its paper; TRL takes the mean there.
+    arXiv 2310.12036, equation 17) sums over tokens as in its paper; TRL takes the mean there.
 
     Metrics, means over pairs: `reward_chosen` and `reward_rejected`, beta D_w and beta D_l (the
-    implicit rewards); `reward_margin`, their difference; `pair_accuracy`, how often it is above 0;
+    implicit rewards); `reward_margin`, their difference; `pair_accuracy`, the share above 0;
     `logprob_chosen` and `logprob_rejected`, sums over the samples.
     """
     assert isinstance(spec, DPO)
-    gap = logprobs - given(batch, "reference_logprobs", spec.kind)
+    gap = logprobs - required(batch, "reference_logprobs", spec.kind)
     pairs, sign = _pairs(batch, spec)
     h = pairs.sums(sign * gap)
     if spec.form == "ipo":
@@ -110,7 +112,7 @@ def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
 
 
 def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
-    """The loss of a reward model (Ouyang et al., arXiv 2203.02155, equation 1).
+    """Computes the loss of a reward model (Ouyang et al., arXiv 2203.02155, equation 1).
 
     With a pair's scores r_w and r_l::
 
@@ -121,10 +123,12 @@ def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> To
     the mean over its pairs; where each prompt has one pair, that is the equation's factor.
 
     Args:
-        scores: `[S]`, the model's number at each sample's last token, with gradient.
+        scores: `[S]`, the model's score at each sample's last token, with gradient.
+        batch: The pairs, and the mask of the preferred samples.
+        spec: The loss.
 
     Metrics, means over pairs: `reward_chosen`, `reward_rejected`, `reward_margin` (their
-    difference), `pair_accuracy`, how often it is above 0.
+    difference), `pair_accuracy` (the share of margins above 0).
     """
     assert isinstance(spec, BradleyTerry)
     pairs, sign = _pairs(batch, spec)
@@ -136,15 +140,15 @@ def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> To
 
 
 def _pairs(batch: TokenBatch, spec: LossSpec) -> tuple[Segments, torch.Tensor]:
-    """The pairs of the tokens, and 1 at the preferred sample's, -1 at the other's."""
-    preferred = given(batch, "preferred", spec.kind)
-    return Segments.of(given(batch, "pairs", spec.kind)), torch.where(preferred, 1.0, -1.0)
+    """Returns the pairs of the tokens, and 1 at preferred tokens, -1 at the others."""
+    preferred = required(batch, "preferred", spec.kind)
+    return Segments.of(required(batch, "pairs", spec.kind)), torch.where(preferred, 1.0, -1.0)
 
 
 def _compared(
     pairs: Segments, sign: torch.Tensor, values: torch.Tensor, name: str
 ) -> dict[str, torch.Tensor]:
-    """Sums over the preferred and the other sample of each pair, and their difference, `[P]`."""
+    """Returns sums over the preferred and the other sample of each pair, and the margin, `[P]`."""
     chosen = pairs.totals(values * (sign > 0))
     rejected = pairs.totals(values * (sign < 0))
     return {

@@ -34,7 +34,7 @@ __all__ = [
     "Array",
     "MapBatch",
     "MapResult",
-    "check_alone",
+    "check_per_sample",
     "cosine_length",
     "cosine_length_map",
     "own",
@@ -59,7 +59,7 @@ MapResult: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapBatch:
-    """What a map reads: N samples of T tokens, end to end.
+    """The input of a map: N samples with T tokens in total, concatenated.
 
         def brief(batch, *, scale=0.01):
             return batch["score"] - scale * batch.lengths
@@ -67,14 +67,13 @@ class MapBatch:
             return -batch.sums(batch["rollout_logprobs"])
 
     Attributes:
-        fields: Arrays by key, `[N]` for fields of samples and `[T]` for fields of tokens; of an own
-            map, those that it declares. `flowrl.specs.maps` says what a key is.
+        fields: Arrays by key, `[N]` for fields of samples and `[T]` for fields of tokens; an own
+            map gets those that it declares. `flowrl.specs.maps` defines keys.
         groups: int64 `[N]`; samples with equal numbers answer the same prompt.
-        offsets: int64 `[N + 1]`; tokens of sample i are `offsets[i]:offsets[i + 1]`, its prompt
+        offsets: int64 `[N + 1]`; the tokens of sample i are `offsets[i]:offsets[i + 1]`, its prompt
             first.
-        lengths: int64 `[N]`, response tokens.
-        truncated: bool `[N]`, whether the response was cut off at its greatest length; None where
-            nobody knows.
+        lengths: int64 `[N]`, the number of response tokens.
+        truncated: bool `[N]`, true for responses truncated at `max_tokens`; None if unknown.
     """
 
     fields: Mapping[str, Array]
@@ -89,28 +88,28 @@ class MapBatch:
             raise DataError(
                 f"the map reads no field '{key}'",
                 expected=", ".join(self.fields) or "no fields",
-                hint=f"name it in reads=, or {near}" if near else "name it in reads=",
+                hint=f"add it to reads=, or {near}" if near else "add it to reads=",
             )
         return self.fields[key]
 
     def sums(self, values: npt.ArrayLike) -> Floats:
-        """`[N]` from `[T]`: the sum over each sample's tokens."""
-        # Each by itself: differences of a running sum would carry NaN from one sample to the next.
+        """Returns `[N]` from `[T]`: the sum over each sample's tokens."""
+        # Separate sums: differences of a running sum would carry NaN from one sample to the next.
         sample = np.repeat(np.arange(len(self.groups)), np.diff(self.offsets))
         weights = np.asarray(values, np.float64)
         return np.bincount(sample, weights, len(self.groups)).astype(np.float64)
 
     def spread(self, values: npt.ArrayLike) -> Array:
-        """`[T]` from `[N]`: each sample's number at all of its tokens."""
+        """Returns `[T]` from `[N]`: each sample's value at all of its tokens."""
         return np.repeat(np.asarray(values), np.diff(self.offsets))
 
     def part(self, samples: npt.NDArray[np.int64]) -> MapBatch:
-        """The batch of some of its samples, by their places, in that order."""
+        """Returns the batch of the samples with these indices, in that order."""
         lengths = np.diff(self.offsets)
         tokens = np.concatenate(
             [np.zeros(0, np.int64), *(np.arange(*self.offsets[i : i + 2]) for i in samples)]
         )
-        # A sample has at least one token, so that N and T are equal only where places are too.
+        # A sample has at least one token, so N and T are equal only if both index arrays are.
         chosen = {int(self.offsets[-1]): tokens, len(self.groups): samples}
         return MapBatch(
             fields={key: values[chosen[len(values)]] for key, values in self.fields.items()},
@@ -122,39 +121,41 @@ class MapBatch:
 
 
 def weighted_sum(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """score = sum over k of weight_k score_k."""
+    """Computes score = sum over k of weight_k score_k."""
     assert isinstance(spec, WeightedSum)
     parts = [w * _floats(batch, key) for w, key in zip(spec.factors, spec.reads, strict=True)]
     return _scores(np.sum(parts, axis=0))
 
 
 def soft_overlong_map(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """The score plus `soft_overlong` of the response's length."""
+    """Adds `soft_overlong` of the response's length to the score."""
     assert isinstance(spec, SoftOverlong)
     return _scores(_floats(batch, "score") + soft_overlong(batch.lengths, spec))
 
 
 def stop_properly_map(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """`stop_properly` of the score.
+    """Applies `stop_properly` to the score.
 
     Raises:
-        DataError: nobody knows which responses were cut off.
+        DataError: The batch does not say which responses were truncated.
     """
     assert isinstance(spec, StopProperly)
     if batch.truncated is None:
-        raise DataError("stop_properly must know which responses were cut off, and nobody does")
+        raise DataError(
+            "stop_properly needs to know which responses were truncated, and the batch does not say"
+        )
     return _scores(stop_properly(_floats(batch, "score"), batch.truncated, spec))
 
 
 def cosine_length_map(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """`cosine_length`; correct is what scores above `correct_above`."""
+    """Replaces the score by `cosine_length`; scores above `correct_above` are correct."""
     assert isinstance(spec, CosineLength)
     correct = _floats(batch, "score") > spec.correct_above
     return _scores(cosine_length(batch.lengths, correct, spec))
 
 
 def repetition_map(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """The score plus `repetition` of the response's token ids."""
+    """Adds `repetition` of the response's token ids to the score."""
     assert isinstance(spec, Repetition)
     tokens, mask = batch["tokens"], np.asarray(batch["response_mask"], np.bool_)
     spans = [slice(a, b) for a, b in pairwise(batch.offsets)]
@@ -163,35 +164,37 @@ def repetition_map(batch: MapBatch, spec: MapSpec) -> MapResult:
 
 
 def own(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """What the user's function gives, checked.
+    """Calls the user's function and checks its result.
 
-    It is called with a batch of the fields that it declares. It returns an array where it gives one
+    The function gets a batch with the fields that it declares. It returns an array if it gives one
     field, or a mapping from names to arrays.
 
     Raises:
-        TraceError: it raises, or does not give what it declares; the message names its line.
+        TraceError: The function raises an error, or does not give the declared fields; the message
+            names its line.
     """
     assert isinstance(spec, OwnMap)
     function = UserFunction.load("map", spec.function, spec.options, spec.reads)
-    found = function(batch)
-    if not isinstance(found, Mapping):
-        found = {spec.gives[0][0]: found}
+    result = function(batch)
+    if not isinstance(result, Mapping):
+        result = {spec.gives[0][0]: result}
     names = [name for name, _, _ in spec.gives]
-    if set(found) != set(names):
+    if set(result) != set(names):
         raise function.refuse(
             "does not give the fields that it declares",
-            found=", ".join(map(str, found)) or "nothing",
+            found=", ".join(map(str, result)) or "nothing",
             expected=", ".join(names),
             hint="return a mapping from each name to its array" if len(names) > 1 else None,
         )
-    return {field[0]: _checked(function, found[field[0]], field, batch) for field in spec.gives}
+    return {field[0]: _checked(function, result[field[0]], field, batch) for field in spec.gives}
 
 
-def check_alone(batch: MapBatch, spec: OwnMap, given: MapResult) -> None:
-    """Compares what a map gave with what it gives the first half of the samples by themselves.
+def check_per_sample(batch: MapBatch, spec: OwnMap, given: MapResult) -> None:
+    """Compares a map's result with its result for the first half of the samples alone.
 
     Raises:
-        TraceError: other numbers, though it says `per_sample`; with the function's line.
+        TraceError: The numbers differ, although the map declares `per_sample`; with the line of
+            the function.
     """
     half = np.arange((len(batch.groups) + 1) // 2)
     alone = own(batch.part(half), spec)
@@ -203,25 +206,25 @@ def check_alone(batch: MapBatch, spec: OwnMap, given: MapResult) -> None:
             place = int(np.flatnonzero(~same)[0])
             function = UserFunction.load("map", spec.function, spec.options, spec.reads)
             raise function.refuse(
-                "says per_sample=True, but what it gives of a sample depends on the others of its "
-                "batch, or on chance",
+                "says per_sample=True, but what it gives for a sample depends on other samples of "
+                "the batch, or on chance",
                 found=f"'{name}' of {unit[:-1]} {place} is {whole[place]:.6g} among "
                 f"{len(batch.groups)} samples, {part[place]:.6g} among {len(half)}",
                 expected="numbers of a sample that depend on that sample alone",
-                hint="leave per_sample out; flowrl.testing.check_map tries it without a run",
+                hint="omit per_sample; flowrl.testing.check_map checks it without a run",
             )
 
 
-def _checked(function: UserFunction, found: object, field: Gives, batch: MapBatch) -> Array:
+def _checked(function: UserFunction, result: object, field: Gives, batch: MapBatch) -> Array:
     name, dtype, unit = field
     shape = (len(batch.groups) if unit == "samples" else int(batch.offsets[-1]),)
     expected = f"{dtype} {shape_of(shape)}, one a {unit[:-1]}"
     try:
-        values = np.asarray(found)
-        # Numbers stay numbers of their kind: a float is no truth value, and 0.5 no int64.
+        values = np.asarray(result)
+        # Numbers keep their kind: a float does not become a bool, nor 0.5 an int64.
         values = values.astype(dtype, casting="same_kind")
     except (TypeError, ValueError):
-        given = getattr(found, "dtype", type(found).__name__)
+        given = getattr(result, "dtype", type(result).__name__)
         raise function.refuse(
             f"gives '{name}' of another type", found=str(given), expected=expected
         ) from None
@@ -251,22 +254,23 @@ def _scores(values: Floats) -> MapResult:
 
 
 def soft_overlong(lengths: npt.ArrayLike, spec: ShapingSpec) -> Floats:
-    """The length penalty of DAPO (Yu et al., 2025, equation 13), times `factor`::
+    """Computes the length penalty of DAPO (Yu et al., 2025, equation 13), times `factor`::
 
         0                                   L <= max - buffer
         factor (max - buffer - L) / buffer  L <= max
-        -factor                             beyond; with `cap=False` the second line goes on
+        -factor                             beyond; with `cap=False`, the second line
 
-    With `buffer=0`, -factor for L > max and else 0.
+    With `buffer=0`, the penalty is -factor for L > max and else 0.
 
     Args:
-        lengths: int `[N]`, response tokens.
+        lengths: int `[N]`, the number of response tokens L.
+        spec: The penalty.
 
     Returns:
         float64 `[N]`, to be added to the scores.
 
     Raises:
-        ValueError: a buffer below 0.
+        ValueError: The buffer is below 0.
     """
     assert isinstance(spec, SoftOverlong)
     length = np.asarray(lengths, np.float64)
@@ -282,14 +286,15 @@ def soft_overlong(lengths: npt.ArrayLike, spec: ShapingSpec) -> Floats:
 
 
 def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: ShapingSpec) -> Floats:
-    """Scores of truncated responses times the coefficient; below 0, the coefficient replaces them.
+    """Multiplies scores of truncated responses by the coefficient, or replaces them if it is < 0.
 
     A negative factor would turn a wrong answer's penalty into a reward, so a negative coefficient
-    is not one (as in OpenRLHF).
+    is not used as a factor (as in OpenRLHF).
 
     Args:
         scores: `[N]`.
-        truncated: bool `[N]`, whether the response ended at `max_tokens`.
+        truncated: bool `[N]`, true for responses that ended at `max_tokens`.
+        spec: The coefficient.
 
     Returns:
         float64 `[N]`.
@@ -300,17 +305,18 @@ def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: Shaping
 
 
 def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: ShapingSpec) -> Floats:
-    """The cosine reward (Yeo et al., "Demystifying Long Chain-of-Thought Reasoning", 2025)::
+    """Computes the cosine reward of a response's length L::
 
         p     = min(L / max_tokens, 1)
         score = long + (short - long) (1 + cos(pi p)) / 2
 
-    with short and long of correct or of wrong responses: right answers are worth most when short,
-    wrong ones cost least when long.
+    with short and long of correct or of wrong responses: correct answers score highest if short,
+    wrong ones if long (Yeo et al., "Demystifying Long Chain-of-Thought Reasoning", 2025).
 
     Args:
-        lengths: int `[N]`, response tokens.
-        correct: bool `[N]`.
+        lengths: int `[N]`, the number of response tokens L.
+        correct: bool `[N]`, true for correct responses.
+        spec: The scores at both ends.
 
     Returns:
         float64 `[N]`.
@@ -324,10 +330,13 @@ def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: ShapingS
 
 
 def repetition(sequences: Iterable[Sequence[Hashable]], spec: ShapingSpec) -> Floats:
-    """(1 - different n-grams / n-grams) * max_penalty; 0 for fewer than n items (Yeo et al., 2025).
+    """Computes (1 - different n-grams / n-grams) * max_penalty (Yeo et al., 2025).
+
+    It is 0 for fewer than n items.
 
     Args:
-        sequences: N responses, as token ids or as `words`.
+        sequences: The N responses, as token ids or as `words`.
+        spec: The length of n-grams and the penalty.
 
     Returns:
         float64 `[N]`, to be added to the scores.
@@ -344,5 +353,5 @@ def _share_repeated(sequence: Sequence[Hashable], n: int) -> float:
 
 
 def words(text: str) -> list[str]:
-    """Words of a text for `repetition`: split at white space, in lower case."""
+    """Returns the words of a text for `repetition`: split at white space, in lower case."""
     return text.lower().split()

@@ -1,4 +1,4 @@
-r"""Numbers in text, as exact fractions: what stands there is read as one number, or not at all.
+r"""Numbers in text, as exact fractions: an expression is read as one number, or not at all.
 
 One number is a sign (`-`, `+`, the Unicode minus, `minus`, with or without a space before the
 digits), a currency sign, and one of
@@ -11,10 +11,10 @@ and, after it, a percent sign (`25%` is 25) or a unit (`9.8 m/s^2`). LaTeX aroun
 `\text`, `\left(`), Markdown around it and a full stop after it are read over, and so are digits in
 names (`H2O`, `x_1`).
 
-Text from which no one number can be told is None, never a part of it: calculations (`16-7`, `2^3`,
+Text without one definite number gives None, never a part of it: calculations (`16-7`, `2^3`,
 `2\sqrt{3}`, `2x`), lists and ranges (`3, 5`, `3 or 5`, `5-7`), quantities of two units (`1 hour 30
-minutes`), inequalities, a number beside a token without a text (`12<unused0>`), and what is written
-in several ways (`1.5.2`, `1,5`, `3:30`, `1 000`).
+minutes`), inequalities, a number next to a token without a text (`12<unused0>`), and ambiguous
+notation (`1.5.2`, `1,5`, `3:30`, `1 000`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["after_hashes", "answer_number", "close", "last_number"]
 # Longer than any answer; Python refuses to convert strings of over 4300 digits, and slowly before.
 _MAX_DIGITS = 1000
 _MAX_CONTEXT = 80
-"""Characters before and after a number that are looked at."""
+"""The number of characters before and after a number that are examined."""
 
 _WORDS_OF_SCALE = {
     "hundred": 100,
@@ -58,7 +58,7 @@ _DIGIT = re.compile(f"[0-9{_VULGAR}]")
 _HASHES = re.compile(r"#{4}([^\n]*)")
 
 _BETWEEN = re.compile(r"[-+ ({\[\"']*$")
-"""What may stand between a number and the text before it."""
+"""The characters allowed between a number and the text before it."""
 
 _OPEN = r"[({\[\"' ]*"
 _CLOSED = r"[)\]}]*\ ?"
@@ -92,7 +92,7 @@ _GOES_BEFORE = re.compile(
     )$""",
     re.VERBOSE,
 )
-"""The text before a number, without its sign, where the number is only a part of what is there."""
+"""The text before a number, without its sign, if the number is only a part of an expression."""
 
 _SUBTRACTED = re.compile(
     rf"(?:{_VARIABLE}\ ?|[^\W\d](?=[-+])|[)\]}}]\ (?=[-+]\ )|\|(?=[-+]))[-+ ({{\[\"']*$"
@@ -116,11 +116,11 @@ _GOES_ON = re.compile(
         | \ {_UNIT},?\ (?:and\ )?[0-9] | [.)\]}}]*\ ?<unused[0-9]""",
     re.VERBOSE,
 )
-"""The text after a number where the number is only a part of what is there."""
+"""The text after a number if the number is only a part of an expression."""
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in `text`; None where there is none, or what stands there is not one."""
+    """Returns the last number in `text`; None if there is none or it is part of an expression."""
     for line in reversed(text.split("\n")):
         plain = _plain(line) if _DIGIT.search(line) else ""
         last = deque((m for m in _TOKEN.finditer(plain) if _is_number(m)), maxlen=1)
@@ -130,9 +130,9 @@ def last_number(text: str) -> Fraction | None:
 
 
 def after_hashes(text: str) -> Fraction | None:
-    """The first number after the last `####`, on the same line: GSM8K's final answer.
+    """Returns the first number after the last `####`, on the same line: GSM8K's final answer.
 
-    None where there is no `####`, or no number follows it.
+    The result is None without a `####`, or without a number after it.
     """
     lines = _HASHES.findall(text)
     plain = _plain(lines[-1]) if lines else ""
@@ -141,12 +141,12 @@ def after_hashes(text: str) -> Fraction | None:
 
 
 def answer_number(text: str) -> Fraction | None:
-    """The number of a reference answer: behind `####` where it has one, else its last number."""
+    """Returns the number of a reference answer: after `####` if it has one, else the last one."""
     return after_hashes(text) if "####" in text else last_number(text)
 
 
 def close(value: Fraction, answer: Fraction, tolerance: float) -> bool:
-    """Whether |value - answer| <= tolerance * |answer|."""
+    """Returns True if |value - answer| <= tolerance * |answer|."""
     return abs(value - answer) <= Fraction(tolerance) * abs(answer)
 
 
@@ -155,14 +155,14 @@ def _is_number(match: re.Match[str]) -> bool:
 
 
 def _value(plain: str, match: re.Match[str]) -> Fraction | None:
-    """The number of a token; None where it is part of something larger, or of no value."""
+    """Returns the number of a token; None if it is part of an expression, or has no value."""
     begin = max(plain.rfind("\n", 0, match.start()) + 1, match.start() - _MAX_CONTEXT)
     before = plain[begin : match.start()]
     after = plain[match.end() : match.end() + _MAX_CONTEXT].partition("\n")[0]
-    found = _BETWEEN.search(before)
-    assert found is not None  # it matches nothing, too
-    signs = [c for c in found.group() if c in "+-"]
-    unsigned = before[: found.start()] + re.sub(r"[-+]", "", found.group())
+    between = _BETWEEN.search(before)
+    assert between is not None  # it also matches the empty string
+    signs = [c for c in between.group() if c in "+-"]
+    unsigned = before[: between.start()] + re.sub(r"[-+]", "", between.group())
     if (
         len(match.group()) > _MAX_DIGITS
         or len(signs) > 1
@@ -178,10 +178,10 @@ def _value(plain: str, match: re.Match[str]) -> Fraction | None:
 
 
 def _size(match: re.Match[str]) -> Fraction | None:
-    """Of a number without its sign; None where it divides by zero."""
+    """Returns the absolute value of a number; None if it divides by zero."""
     if match["part"] is not None:
         part, parts = int(match["part"]), int(match["parts"])
-        # `3 5/2` is no mixed number.
+        # `3 5/2` is not a mixed number.
         size = _fraction(match["whole"]) + Fraction(part, parts) if part < parts else None
     elif match["power"] is not None:
         size = _fraction(match["mantissa"] or "1") * Fraction(10) ** int(match["power"])
@@ -215,7 +215,7 @@ def _vulgar(match: re.Match[str]) -> str:
 _TYPOGRAPHY: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(f"([{_VULGAR}])([0-9]?)"), _vulgar),
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+"), lambda m: f"^{{{m.group().translate(_SUPERSCRIPTS)}}}"),
-    # What LaTeX and typesetters put between groups of digits.
+    # Separators that LaTeX and typesetters put between groups of digits.
     (re.compile(r"(?<=[0-9])(?:[\u00a0\u2009\u202f]|\{,\})(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\+ ?/ ?-"), "±"),
     (re.compile(r"_ ?\{ ?(\w+) ?\}"), r"_\1"),
@@ -252,7 +252,7 @@ _LATEX: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 
 
 def _plain(text: str) -> str:
-    """`text` without what LaTeX, Markdown and typography put around and into numbers."""
+    """Returns `text` without the markup of LaTeX, Markdown and typography in and around numbers."""
     latex = "\\" in text
     for pattern, by in _LATEX if latex else ():
         text = pattern.sub(by, text)
@@ -263,7 +263,7 @@ def _plain(text: str) -> str:
 
 
 def _with_slash(match: re.Match[str]) -> str:
-    """`3/4` for a fraction of two numbers, behind a space where a whole number stands before it."""
+    """Returns `3/4` for a fraction of two numbers, after a space if a whole number precedes it."""
     sign, top, digit, other_sign, bottom, other_digit = match.groups()
     before = match.string[: match.start()].rstrip(" ")
     negative = ((sign or "") + (other_sign or "")).count("-") % 2

@@ -68,7 +68,7 @@ MapFunction: TypeAlias = Callable[[MapBatch], MapResult]
 SelectFunction: TypeAlias = Callable[
     [npt.ArrayLike, npt.ArrayLike, Sequence[str]], npt.NDArray[np.int64]
 ]
-"""`(scores [N], groups [N], sample ids) -> row numbers [K]`, in the order that the rows get."""
+"""`(scores [N], groups [N], sample ids) -> row numbers [K]`, in the order of the result."""
 
 KLFunction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 """`(logprobs [R], reference logprobs [R]) -> KL [R]`, without its coefficient."""
@@ -79,9 +79,9 @@ class LossFunction:
     """A loss, ready to call.
 
     Attributes:
-        spec: What it was resolved from.
+        spec: The specification of the loss.
         function: `(logprobs [R], batch, spec) -> TokenLoss`.
-        proportional: Whether value and gradient of a token are 0 where its advantage is 0.
+        proportional: True if value and gradient of a token are 0 if its advantage is 0.
     """
 
     spec: LossSpec
@@ -90,14 +90,14 @@ class LossFunction:
 
     @property
     def aggregation(self) -> Aggregation:
-        """Of the specification; `token-mean` where a loss does not name one."""
+        """The loss's aggregation; `token-mean` if the loss does not name one."""
         named: Aggregation = getattr(self.spec, "aggregation", "token-mean")
         return named
 
     def sample_weights(
         self, response_lengths: npt.ArrayLike, groups: npt.ArrayLike, *, max_tokens: int
     ) -> npt.NDArray[np.float64]:
-        """`[S]`, the weight of each sample's tokens in the loss of a whole mini-batch."""
+        """Returns `[S]`, the weight of each sample's tokens in the loss of a whole mini-batch."""
         return sample_weights(
             response_lengths,
             self.aggregation,
@@ -157,19 +157,19 @@ _TABLE: dict[tuple[str, str], str] = {
 _PROPORTIONAL = frozenset(
     {"policy_clip", "gmpo", "sapo", "dppo", "reinforce", "cispo", "topr", "vespo"}
 )
-"""Losses whose value and gradient at a token are 0 where all advantages of its sample are."""
+"""Losses whose value and gradient at a token are 0 if all advantages of its sample are 0."""
 
 
 def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
-    """The function of an advantage that needs scores and groups alone, with its options bound.
+    """Returns the function of an advantage that needs only scores and groups.
 
     Raises:
-        GraphError: no such advantage, or it needs more; see `resolve_batch_advantage`.
+        GraphError: The advantage does not exist, or needs more; see `resolve_batch_advantage`.
     """
     function = _lookup(spec)
     if spec.needs:
         raise GraphError(
-            f"the advantage {spec.kind!r} needs {', '.join(spec.needs)} beside scores and groups"
+            f"the advantage {spec.kind!r} needs {', '.join(spec.needs)} besides scores and groups"
         )
     if isinstance(spec, OwnAdvantage):
         return lambda scores, groups: function(_plain(scores, groups), spec).advantages
@@ -183,7 +183,7 @@ def _plain(scores: npt.ArrayLike, groups: npt.ArrayLike) -> AdvantageBatch:
 
 
 def resolve_batch_advantage(spec: AdvantageSpec) -> BatchAdvantageFunction:
-    """The function of any advantage, with its options bound; `spec.needs` says what it reads."""
+    """Returns the function of an advantage; `spec.needs` names the fields that it reads."""
     function = _lookup(spec)
     if spec.needs or isinstance(spec, OwnAdvantage):
         return lambda batch: function(batch, spec)
@@ -191,25 +191,25 @@ def resolve_batch_advantage(spec: AdvantageSpec) -> BatchAdvantageFunction:
 
 
 def resolve_filter(spec: FilterSpec) -> FilterFunction:
-    """The function of a filter, with its options bound."""
+    """Returns the function of a filter."""
     function = _lookup(spec)
     return lambda scores, groups: function(scores, groups, spec)
 
 
 def resolve_map(spec: MapSpec) -> MapFunction:
-    """The function of a map, with its options bound."""
+    """Returns the function of a map."""
     function = _lookup(spec)
     return lambda batch: function(batch, spec)
 
 
 def resolve_select(spec: SelectSpec) -> SelectFunction:
-    """The function of a selection, with its options bound."""
+    """Returns the function of a selection."""
     function = _lookup(spec)
     return lambda scores, groups, ids: function(scores, groups, ids, spec)
 
 
 def resolve_loss(spec: LossSpec) -> LossFunction:
-    """The function of a loss. Imports torch, and the user's module of an own loss."""
+    """Returns the function of a loss. Imports torch, and the user's module of an own loss."""
     if isinstance(spec, OwnLoss):
         from flowrl.algo.losses_own import bind
 
@@ -219,11 +219,13 @@ def resolve_loss(spec: LossSpec) -> LossFunction:
 
 
 def resolve_kl(spec: KL) -> KLFunction:
-    """The estimator of a KL term; the caller multiplies by `spec.coefficient`. Imports torch.
+    """Returns the estimator of a KL term; the caller multiplies by `spec.coefficient`.
+
+    Imports torch.
 
     Raises:
-        GraphError: the term is no estimate from logprobs but the whole divergence, which
-            `flowrl.algo.kl.full_in_chunks` computes from distributions.
+        GraphError: The term is the exact divergence, which `flowrl.algo.kl.full_in_chunks` computes
+            from distributions instead of logprobs.
     """
     if spec.estimator == "full":
         raise GraphError("the full divergence is not computed from logprobs", found=str(spec))

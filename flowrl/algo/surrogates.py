@@ -45,14 +45,14 @@ __all__ = [
 
 @policy_loss(PolicyClip)
 def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
-    """The clipped policy-gradient objective, negated (Schulman et al., PPO, 2017, equation 7).
+    """Computes the negative clipped objective (Schulman et al., PPO, 2017, equation 7).
 
     ::
 
         L = max(-A * r, -A * clip(r, 1 - clip_low, 1 + clip_high))
 
-    Separate bounds are DAPO's clip-higher (Yu et al., 2025, equation 8). The derivative is 0 where
-    the maximum takes the clipped term. Further choices:
+    Separate bounds are DAPO's clip-higher (Yu et al., 2025, equation 8). The derivative is 0 if the
+    maximum is the clipped term. Further choices:
 
     - `dual_clip=c`: L = min(L, -A * c) where A < 0 (Ye et al., arXiv 1912.09729).
     - `ratio_cap=d`: r becomes min(r, d) in the first term (INTELLECT-2, arXiv 2505.07291).
@@ -103,8 +103,8 @@ def gmpo(step: PolicyStep, spec: GMPO) -> TokenLoss:
         l_t = s_t * min(s_t * log r_t, s_t * clip(log r_t, -clip_low, clip_high))
         L = -mean(A) * exp(mean(l))
 
-    the same number at each token of a sample, so that `sequence-mean-token-mean` is the paper's
-    mean over samples.
+    This is the same number at each token of a sample, so that `sequence-mean-token-mean` is the
+    paper's mean over samples.
 
     Metrics: `clip_fraction_low`, `clip_fraction_high`: tokens of negative and of positive advantage
     whose log-ratio lies outside the bounds.
@@ -129,10 +129,10 @@ def sapo(step: PolicyStep, spec: SAPO) -> TokenLoss:
 
     ::
 
-        L = -A * sigmoid(tau * (r - 1)) * 4 / tau     tau = tau_positive where A > 0,
-                                                            tau_negative elsewhere
+        L = -A * sigmoid(tau * (r - 1)) * 4 / tau     tau = tau_positive if A > 0,
+                                                            else tau_negative
 
-    whose slope in r is -A at r = 1, and fades on both sides without a kink.
+    The slope in r is -A at r = 1, and decreases on both sides without a kink.
     """
     ratio = step.ratio(spec.ratio)
     tau = torch.where(step.advantages > 0, spec.tau_positive, spec.tau_negative).to(ratio.dtype)
@@ -145,7 +145,7 @@ def dppo(step: PolicyStep, spec: DPPO) -> TokenLoss:
 
     With p = exp(logprob) and q = exp(anchor logprob)::
 
-        L = -A * r, or 0 where A > 0 and p - q > limit, or A < 0 and p - q < -limit
+        L = -A * r, or 0 if A > 0 and p - q > limit, or A < 0 and p - q < -limit
 
     The mask carries no gradient. Metrics: `clip_fraction_low`, `clip_fraction_high`.
     """
@@ -163,7 +163,7 @@ def dppo(step: PolicyStep, spec: DPPO) -> TokenLoss:
 
 @policy_loss(Reinforce)
 def reinforce(step: PolicyStep, spec: Reinforce) -> TokenLoss:
-    """The plain policy gradient: L = -A * logprob (Williams, 1992; GPG, arXiv 2504.02546)."""
+    """Computes the plain policy gradient: L = -A * logprob (Williams, 1992; GPG, 2504.02546)."""
     return TokenLoss(values=-step.advantages * step.logprobs)
 
 
@@ -202,8 +202,8 @@ def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
 
     ::
 
-        L = -sg(clip(w, positive_low, positive_high)) * A * logprob   where A >= 0
-        L = -sg(clip(w, negative_low, negative_high)) * A * logprob   elsewhere
+        L = -sg(clip(w, positive_low, positive_high)) * A * logprob   if A >= 0
+        L = -sg(clip(w, negative_low, negative_high)) * A * logprob   else
 
     with w = exp(sum over the sample of log r_t), or r_t with `level="token"`. At the paper's bounds
     positive samples have weight 1, as in supervised fine-tuning, and negative ones at most 1.
@@ -233,7 +233,7 @@ def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
         phi = w^k * exp(lambda * (1 - w))
         L = -sg(phi) * A * logprob
 
-    so that phi = 1 on policy, and 0 where w goes to 0 or to infinity.
+    so that phi = 1 on policy, and goes to 0 if w goes to 0 or to infinity.
 
     Metrics: `phi_mean`, over samples.
     """

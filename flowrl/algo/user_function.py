@@ -1,4 +1,4 @@
-"""Calls a function of the user's own, and says which of their lines is to blame."""
+"""Calls of the user's own functions, with errors that name the line of the user's code."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class UserFunction:
     """A function of the user's own with its options, ready to be called.
 
     Attributes:
-        kind: What it is: `loss`, `advantage`, `map`.
-        function: Itself.
-        options: Passed by keyword.
-        declared: What its declaration says that it reads, for messages.
+        kind: The purpose of the function: `loss`, `advantage`, `map`.
+        function: The function itself.
+        options: The options, passed by keyword.
+        declared: The fields that the function declares to read, for messages.
         where: `file:line` of its `def`.
     """
 
@@ -42,29 +42,29 @@ class UserFunction:
     def load(
         cls, kind: str, reference: str, options: Options, declared: tuple[str, ...]
     ) -> UserFunction:
-        """By its reference.
+        """Loads the function of a reference.
 
         Raises:
-            TraceError: there is no such function.
+            TraceError: The function does not exist.
         """
         function = load_function(reference)
         return cls(kind, function, options, declared, definition_of(function))
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """The name of the function in messages."""
         return f"{self.kind} {self.function.__name__}"
 
     def __call__(self, *arguments: object) -> Any:
-        """What it returns.
+        """Calls the function and returns its result.
 
         Raises:
-            TraceError: it raised; the error itself is the cause.
+            TraceError: The function raised an error, which is the cause.
         """
         try:
             return self.function(*arguments, **dict(self.options))
         except FlowError as error:
-            if error.where is None:  # of what it was given: a field that it does not declare
+            if error.where is None:  # raised by an argument: a field that is not declared
                 error.where = line_of(error, self.where)
             raise
         except Exception as error:
@@ -73,40 +73,40 @@ class UserFunction:
     def _raised(self, error: Exception, arguments: Sequence[object]) -> TraceError:
         text = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
-        told = TraceError(
+        report = TraceError(
             f"{self.title} raised {NO_DEBUGGER if isinstance(error, BdbQuit) else reason}",
             where=line_of(error, self.where),
         )
         declared = f"it declares {', '.join(self.declared) or 'nothing'}"
         if isinstance(error, AttributeError) and any(error.obj is each for each in arguments):
-            asked = str(error.name)
+            attribute = str(error.name)
             names = [name for name in dir(error.obj) if not name.startswith("_")]
-            told.what = f"{self.title} asks for batch.{asked}, which there is not"
-            told.found = declared
-            told.expected = f"one of {', '.join(names)}"
-            told.hint = nearest_hint(asked, names)
-            if asked in getattr(error.obj, "fields", ()):
-                told.hint = f'write batch["{asked}"]'
-            if asked in getattr(error.obj, "extra", ()):
-                told.hint = f'write batch.extra["{asked}"]'
+            report.what = f"{self.title} reads batch.{attribute}, which does not exist"
+            report.found = declared
+            report.expected = f"one of {', '.join(names)}"
+            report.hint = nearest_hint(attribute, names)
+            if attribute in getattr(error.obj, "fields", ()):
+                report.hint = f'write batch["{attribute}"]'
+            if attribute in getattr(error.obj, "extra", ()):
+                report.hint = f'write batch.extra["{attribute}"]'
         elif isinstance(error, KeyError):
-            told.found = declared
-            told.hint = nearest_hint(str(error.args[0] if error.args else ""), self.declared)
+            report.found = declared
+            report.hint = nearest_hint(str(error.args[0] if error.args else ""), self.declared)
         elif isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
-            # What was not declared is None, and fails like this.
-            told.found = declared
-            told.hint = "a field that it does not declare is None; add it"
-        return told
+            # A field that was not declared is None, and causes such an error.
+            report.found = declared
+            report.hint = "a field that is not declared is None; declare it"
+        return report
 
     def refuse(
         self, what: str, *, found: str, expected: str, hint: str | None = None
     ) -> TraceError:
-        """The error of a result that is of no use."""
+        """Returns the error for an invalid result of the function."""
         return TraceError(
             f"{self.title} {what}", where=self.where, found=found, expected=expected, hint=hint
         )
 
 
 def shape_of(shape: Collection[int]) -> str:
-    """`[8, 5]`."""
+    """Formats a shape as `[8, 5]`."""
     return "[" + ", ".join(map(str, shape)) + "]"

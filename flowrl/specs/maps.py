@@ -200,15 +200,15 @@ def _field(text: str) -> Gives:
     """Reads a field from `name`, `name/unit` or `name: dtype/unit`."""
     if text in _KNOWN:
         return _KNOWN[text]
-    found = _FIELD.fullmatch(text.strip())
-    if found is None:
+    match = _FIELD.fullmatch(text.strip())
+    if match is None:
         raise TraceError(
             f"{text!r} has no unit",
             where=caller(),
             expected=", ".join(_KNOWN) + f", or name/unit with {' or '.join(UNITS)}",
             hint=f'write "{text}/samples" or "{text}/tokens"' if text.isidentifier() else None,
         )
-    name, dtype, unit = found["name"], found["dtype"] or "float32", found["unit"]
+    name, dtype, unit = match["name"], match["dtype"] or "float32", match["unit"]
     for value, allowed, what in ((dtype, DTYPES, "dtype"), (unit, UNITS, "unit")):
         if value not in allowed:
             raise TraceError(

@@ -205,7 +205,7 @@ def _check_alone(spec: MapSpec, draws: Sequence[MapBatch]) -> Iterator[str]:
             alone = _given(spec, batch.part(sample))
             if spec.per_sample and not _same(alone, _in_places(spec, whole, batch, sample)):
                 yield (
-                    "it says per_sample=True, but what it gives of a sample depends on the others "
+                    "it says per_sample=True, but what it gives for a sample depends on the others "
                     "of its batch: leave per_sample out, or compute with the sample's own numbers"
                 )
                 return

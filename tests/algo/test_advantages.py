@@ -67,7 +67,7 @@ def test_a_score_that_is_no_number_is_refused_with_its_row() -> None:
 
 
 def test_scores_and_groups_must_match() -> None:
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="must both be"):
         group_relative([1.0, 2.0], [0], GroupRelative())
 
 

@@ -230,10 +230,10 @@ def test_a_sample_without_rewards_takes_no_part() -> None:
 
 
 def test_an_advantage_that_needs_more_says_what() -> None:
-    with pytest.raises(GraphError, match="needs mask beside scores and groups"):
+    with pytest.raises(GraphError, match="needs mask besides scores and groups"):
         resolve_advantage(LengthWeighted())
     batch = AdvantageBatch(scores=np.ones(2), groups=np.zeros(2, np.int64))
-    with pytest.raises(ValueError, match="needs mask, which the batch does not hold"):
+    with pytest.raises(ValueError, match="needs mask, which the batch does not have"):
         resolve_batch_advantage(LengthWeighted())(batch)
 
 

@@ -129,7 +129,7 @@ def test_shaping_adds_to_scores_or_replaces_them() -> None:
 
 
 def test_a_map_that_must_know_what_was_cut_off_says_so() -> None:
-    with pytest.raises(DataError, match="which responses were cut off"):
+    with pytest.raises(DataError, match="which responses were truncated"):
         resolve_map(StopProperly())(batch_of())
 
 
@@ -157,7 +157,7 @@ def test_sums_over_samples_and_numbers_spread_over_tokens() -> None:
 
 
 def test_a_field_that_was_not_named_is_not_there() -> None:
-    with pytest.raises(DataError, match="name it in reads="):
+    with pytest.raises(DataError, match="add it to reads="):
         batch_of()["values"]
 
 

@@ -95,7 +95,7 @@ def watch(batch: AdvantageBatch) -> Any:
     ("advantage", "message", "more"),
     [
         (own.per_sample_by_mistake, "returns the wrong shape", "found: [2]; expected: advantages"),
-        (own.infinite, "returns something that is not finite", "found: inf at [0]"),
+        (own.infinite, "returns a number that is not finite", "found: inf at [0]"),
     ],
 )
 def test_an_advantage_of_no_use_is_told_with_the_functions_line(
@@ -108,7 +108,7 @@ def test_an_advantage_of_no_use_is_told_with_the_functions_line(
 
 
 def test_a_field_that_no_advantage_has_is_told_the_nearest() -> None:
-    with pytest.raises(TraceError, match=r"asks for batch\.masks, which there is not") as caught:
+    with pytest.raises(TraceError, match=r"reads batch\.masks, which does not exist") as caught:
         resolve_batch_advantage(own.close.spec())(batch_of())
     assert caught.value.hint == "did you mean mask?"
     assert caught.value.found == "it declares mask"

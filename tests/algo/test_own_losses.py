@@ -124,7 +124,7 @@ def line_of(function: str) -> int:
         ("summed", "returns the wrong shape", "found: []; expected: a tensor [3]"),
         ("undefined", "returns NaN", "at 1 of 3 tokens, first token 1, where the logprob is -0.5"),
         ("detached", "has no gradient", "without detach"),
-        ("counted", "returns no tensor", "found: int"),
+        ("counted", "does not return a tensor", "found: int"),
     ],
 )
 def test_a_result_of_no_use_is_told_with_the_functions_line(
@@ -143,14 +143,14 @@ def test_what_is_not_declared_is_not_seen() -> None:
     with pytest.raises(TraceError, match="loss undeclared raised TypeError") as caught:
         resolve_loss(own.undeclared)(at, batch)
     assert caught.value.where == f"{own.__file__}:{line_of('undeclared') + 2}"
-    assert "a field that it does not declare is None" in str(caught.value)
+    assert "a field that is not declared is None" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "what", "hint"),
     [
-        ("near_miss", "asks for batch.advantage, which there is not", "did you mean advantages?"),
-        ("beside", "asks for batch.surprise, which", 'write batch.extra["surprise"]'),
+        ("near_miss", "reads batch.advantage, which does not exist", "did you mean advantages?"),
+        ("beside", "reads batch.surprise, which", 'write batch.extra["surprise"]'),
         ("other_key", "raised KeyError: 'surprises'", "did you mean surprise?"),
     ],
 )

@@ -243,7 +243,9 @@ def test_an_unknown_executor_is_refused(tmp_path: Path):
 def test_a_map_that_looks_at_other_samples_and_says_that_it_does_not_is_stopped(
     executor: str, tmp_path: Path
 ):
-    with pytest.raises(fl.TraceError, match="says per_sample=True, but what it gives of") as caught:
+    with pytest.raises(
+        fl.TraceError, match="says per_sample=True, but what it gives for"
+    ) as caught:
         fl.run(
             None,
             rewarded("looking_aside", tmp_path),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flowrl.algo import resolve_map
-from flowrl.algo.maps import MapBatch, check_alone
+from flowrl.algo.maps import MapBatch, check_per_sample
 from flowrl.errors import DataError, TraceError
 from flowrl.specs import CosineLength, Repetition, SoftOverlong, StopProperly, UserMap, WeightedSum
 from flowrl.testing import check_map
@@ -131,7 +131,7 @@ def test_a_batch_can_be_adjusted() -> None:
 @pytest.mark.parametrize(
     ("checked", "what"),
     [
-        (centred, "what it gives of a sample depends on the others of its batch"),
+        (centred, "what it gives for a sample depends on the others of its batch"),
         (negligent, "it declares 'tokens', which it does not read"),
         (ranked, "its numbers depend on the order of samples"),
         (by_number, "its numbers depend on the numbers of groups"),
@@ -141,7 +141,7 @@ def test_a_batch_can_be_adjusted() -> None:
         (scalar, "gives 'score' of the wrong shape"),
         (unrounded, "gives 'kept' of another type"),
         (overwriting, "it writes into the fields of its batch"),
-        (misspelt, "asks for batch.score, which there is not"),
+        (misspelt, "reads batch.score, which does not exist"),
     ],
 )
 def test_a_map_that_is_not_what_it_declares_is_told_with_its_line(checked: Any, what: str) -> None:
@@ -169,7 +169,7 @@ def aside(batch: MapBatch) -> Any:
 def test_a_half_of_a_batch_shows_a_map_that_looks_at_other_samples() -> None:
     def look(scores: list[float]) -> None:
         batch = batch_of(scores)
-        check_alone(batch, aside.spec(), resolve_map(aside.spec())(batch))
+        check_per_sample(batch, aside.spec(), resolve_map(aside.spec())(batch))
 
     look([1.0, 1.0, 1.0, 1.0])  # a mean that is the same in every part does not show
     with pytest.raises(TraceError, match="says per_sample=True, but what it gives") as caught:

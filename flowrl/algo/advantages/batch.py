@@ -28,13 +28,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """Turns of all samples, end to end; turn m belongs to sample `samples[m]`.
+    """The turns of all samples, concatenated; turn m belongs to sample `samples[m]`.
 
     Attributes:
         samples: int `[M]`, in ascending order; turns of a sample are in order of time.
         rewards: float `[M]`, the environment's reward after each turn.
-        states: int `[M]`; equal numbers stand for equal states of the environment before the turn.
-        tokens: int `[N, T]`, the turn each token belongs to; -1 where it belongs to none.
+        states: int `[M]`; equal numbers denote equal states of the environment before the turn.
+        tokens: int `[N, T]`, the turn of each token; -1 for a token of no turn.
     """
 
     samples: Ints
@@ -47,26 +47,26 @@ class Turns:
 class AdvantageBatch:
     """N samples of at most T response tokens, padded.
 
-    A specification's `needs` says which optional fields it reads. Position t of all `[N, T]` arrays
-    speaks of the t-th token after the prompt, which baselines of a time step rely on.
+    A specification's `needs` names the optional fields that it reads. Column t of all `[N, T]`
+    arrays is the t-th token after the prompt; baselines of a time step rely on it.
 
     Attributes:
-        scores: `[N]`, one a sample; of several rewards, their plain sum: weights are of the
-            advantage (`NormaliseThenSum.reward_weights`), or of a `weighted_sum` before it. 0 where
-            the specification reads no scores (`needs_scores`).
+        scores: `[N]`, one a sample; with several rewards, their plain sum. Weights of rewards are
+            the advantage's (`NormaliseThenSum.reward_weights`), or those of a `weighted_sum` before
+            it. 0 if the specification reads no scores (`needs_scores`).
         groups: `[N]`; samples with equal numbers answer the same prompt, adjacent or not.
-        mask: `[N, T]`, 1 where the policy produced the token; it may have holes.
-        rewards: `[N, K]`, the rewards by themselves; NaN where one does not apply to a sample.
-        values: `[N, T]`, the critic's.
+        mask: `[N, T]`, 1 at tokens that the policy produced; it may have holes.
+        rewards: `[N, K]`, the separate rewards; NaN if one does not apply to a sample.
+        values: `[N, T]`, the critic's values.
         baselines: `[N]`, the score of the greedy answer to the same prompt.
-        logprobs: `[N, T]`, of the policy that produced the tokens.
-        reference_logprobs: `[N, T]`.
+        logprobs: `[N, T]`, logprobs of the policy that produced the tokens.
+        reference_logprobs: `[N, T]`, logprobs of the reference policy.
         sum_pi_squared: `[N, T]`, the sum over the vocabulary of squared probabilities.
-        turns: Of rollouts of several turns.
-        token_rewards: `[N, T]`, what an environment gave at each token; 0 off the mask. Recursions
+        turns: The turns, in rollouts of several turns.
+        token_rewards: `[N, T]`, the environment's reward at each token; 0 off the mask. Recursions
             (`gae`, `reinforce_pp`, `remax`, `optimal_token_baseline`) take these as rewards, and
-            the last token gets what the score has beyond their sum. The rewards of a sample so add
-            up to its score, with or without them, and nothing counts twice.
+            the last token gets the difference of the score and their sum. So the rewards of a
+            sample add up to its score, with or without them, and nothing counts twice.
     """
 
     scores: Floats
@@ -84,11 +84,11 @@ class AdvantageBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageResult:
-    """Advantages, and what a critic is to learn.
+    """Advantages, and the targets of a critic.
 
     Attributes:
         advantages: float32 `[N]` or, per token, `[N, T]` with 0 off the mask.
-        returns: float32 `[N, T]` where the specification has rewards-to-go; else None.
+        returns: float32 `[N, T]` if the specification has rewards-to-go; else None.
     """
 
     advantages: npt.NDArray[np.float32]
@@ -96,27 +96,27 @@ class AdvantageResult:
 
 
 def field_of(batch: AdvantageBatch, name: str, kind: str) -> npt.NDArray[np.float64]:
-    """An array of the batch as float64.
+    """Returns an array of the batch as float64.
 
     Raises:
-        ValueError: the batch does not hold it.
+        ValueError: The batch does not have the field.
     """
     value = getattr(batch, name)
     if value is None:
-        raise ValueError(f"the advantage {kind} needs {name}, which the batch does not hold")
+        raise ValueError(f"the advantage {kind} needs {name}, which the batch does not have")
     return np.asarray(value, np.float64)
 
 
 def check_scores(scores: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Scores as float64 `[N]`.
+    """Returns scores as float64 `[N]`.
 
     Raises:
-        ValueError: scores and groups are not one-dimensional and of equal length.
-        RewardError: a score is not finite.
+        ValueError: Scores and groups are not one-dimensional and of equal length.
+        RewardError: A score is not finite.
     """
     r, g = np.asarray(scores, np.float64), np.asarray(groups)
     if r.ndim != 1 or r.shape != g.shape:
-        raise ValueError(f"scores {r.shape} and groups {g.shape} must be [N] alike")
+        raise ValueError(f"scores {r.shape} and groups {g.shape} must both be [N]")
     if not np.isfinite(r).all():
         row = int(np.argmin(np.isfinite(r)))
         raise RewardError("a score is not finite", where=f"sample {row}", found=str(r[row]))
@@ -124,15 +124,16 @@ def check_scores(scores: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np
 
 
 def own(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
-    """What the user's function gives, checked.
+    """Calls the user's function and checks its result.
 
-    The function is called with a batch that holds scores, groups and what it declares; everything
-    else is None. It returns an array, `[N]`, or `[N, T]` where it is one number a token, or an
-    `AdvantageResult` (it must, where it declares returns). Both are 0 off the mask afterwards.
+    The function gets a batch with scores, groups and the fields that it declares; all other fields
+    are None. It returns an array, `[N]`, or `[N, T]` for one number a token, or an
+    `AdvantageResult` (required if it declares returns). Both are then set to 0 off the mask.
 
     Raises:
-        ValueError: the batch lacks what it declares.
-        TraceError: the function raises, or returns something else; the message names its line.
+        ValueError: The batch does not have a declared field.
+        TraceError: The function raises an error or returns something else; the message names its
+            line.
     """
     assert isinstance(spec, OwnAdvantage)
     check_scores(batch.scores, batch.groups)
@@ -140,44 +141,44 @@ def own(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     if missing:
         raise ValueError(f"the advantage {spec.function} needs {' and '.join(missing)}")
     function = UserFunction.load("advantage", spec.function, spec.options, spec.needs)
-    found = function(_seen(batch, spec))
-    given = found.advantages if isinstance(found, AdvantageResult) else found
+    result = function(_declared_part(batch, spec))
+    given = result.advantages if isinstance(result, AdvantageResult) else result
     mask = None if "mask" not in spec.needs else field_of(batch, "mask", spec.kind) > 0
-    live = mask if spec.per_token else None
-    shape = np.shape(batch.scores) if live is None else live.shape
-    advantages = _checked(function, given, shape, "advantages", live)
+    token_mask = mask if spec.per_token else None
+    shape = np.shape(batch.scores) if token_mask is None else token_mask.shape
+    advantages = _checked(function, given, shape, "advantages", token_mask)
     if not spec.returns:
         return AdvantageResult(advantages=advantages)
-    if mask is None or not isinstance(found, AdvantageResult) or found.returns is None:
+    if mask is None or not isinstance(result, AdvantageResult) or result.returns is None:
         raise function.refuse(
             "gives no returns, which it declares",
-            found=type(found).__name__,
+            found=type(result).__name__,
             expected="AdvantageResult(advantages=..., returns=...)",
         )
-    returns = _checked(function, found.returns, mask.shape, "returns", mask)
+    returns = _checked(function, result.returns, mask.shape, "returns", mask)
     return AdvantageResult(advantages=advantages, returns=returns)
 
 
-def _seen(batch: AdvantageBatch, spec: OwnAdvantage) -> AdvantageBatch:
-    """The batch with nothing but scores, groups and what is declared."""
+def _declared_part(batch: AdvantageBatch, spec: OwnAdvantage) -> AdvantageBatch:
+    """Returns the batch with scores, groups and declared fields only."""
     kept: dict[str, Any] = {name: getattr(batch, name) for name in spec.needs}
     return AdvantageBatch(scores=batch.scores, groups=batch.groups, **kept)
 
 
 def _checked(
     function: UserFunction,
-    found: object,
+    result: object,
     shape: tuple[int, ...],
     what: str,
     mask: npt.NDArray[np.bool_] | None,
 ) -> npt.NDArray[np.float32]:
-    """Numbers of that shape, finite, and 0 off the mask, where anything may stand before."""
+    """Returns the result as finite numbers of that shape, with arbitrary values off the mask 0."""
     expected = f"{what} {shape_of(shape)}"
     try:
-        values = np.asarray(found, np.float32)
+        values = np.asarray(result, np.float32)
     except (TypeError, ValueError):
         raise function.refuse(
-            "returns no numbers", found=f"{type(found).__name__}", expected=expected
+            "does not return numbers", found=f"{type(result).__name__}", expected=expected
         ) from None
     if values.shape != shape:
         raise function.refuse(
@@ -188,7 +189,7 @@ def _checked(
     if not np.isfinite(values).all():
         place = [int(i) for i in np.argwhere(~np.isfinite(values))[0]]
         raise function.refuse(
-            "returns something that is not finite",
+            "returns a number that is not finite",
             found=f"{values[tuple(place)]} at {place}",
             expected=expected,
         )

@@ -45,7 +45,7 @@ Array = npt.NDArray[np.float64]
 def group_relative(
     scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
 ) -> npt.NDArray[np.float32]:
-    """Group-relative advantages.
+    """Computes group-relative advantages.
 
     For sample i of group g, with mean and standard deviation over the group (`std="group"`) or the
     standard deviation over the whole batch (`std="batch"`)::
@@ -58,29 +58,29 @@ def group_relative(
     where nothing is divided; by the batch's standard deviation for `std="batch"`), which is mean 0
     and deviation 1 as in verl.
 
-    The other options say what is subtracted (`mean`), what deviations are measured from
-    (`std_about`), the least variance that is divided by (`variance_floor`, in verl's vectorised
-    form), and what happens where the deviation is 0 (`zero_std`). NeMo-RL's default is
-    `mean="group_others", std="group_others"`: n - 1 scores give the mean and the deviation.
+    The other options set the subtracted number (`mean`), the reference point of deviations
+    (`std_about`), the lower bound of the variance (`variance_floor`, in verl's vectorised form),
+    and the treatment of a deviation of 0 (`zero_std`). NeMo-RL's default is `mean="group_others",
+    std="group_others"`: n - 1 scores give the mean and the deviation.
 
     Args:
         scores: `[N]`, one score a sample.
         groups: `[N]`; samples with equal numbers form a group, adjacent or not.
-        spec: Conventions.
+        spec: The options.
 
     Returns:
         float32 `[N]`.
 
     Raises:
-        ValueError: the arrays are not one-dimensional and of equal length.
-        RewardError: a score is not finite.
+        ValueError: The arrays are not one-dimensional and of equal length.
+        RewardError: A score is not finite.
     """
     assert isinstance(spec, GroupRelative)
     return standardise(check_scores(scores, groups), groups, spec).astype(np.float32)
 
 
 def standardise(scores: Array, groups: npt.ArrayLike, spec: GroupRelative) -> Array:
-    """`group_relative` in float64, without checks; a step of formulas that go on from there."""
+    """Computes `group_relative` in float64, without checks, as a step of other formulas."""
     r = scores
     if not len(r):
         return np.zeros(0)
@@ -107,12 +107,15 @@ def standardise(scores: Array, groups: npt.ArrayLike, spec: GroupRelative) -> Ar
 def centre_scores(
     scores: Array, groups: npt.ArrayLike, mean: Centre, singleton: Singleton = "zero"
 ) -> Array:
-    """Scores minus what `mean` names; float64 `[N]`.
+    """Returns scores minus the mean that `mean` names; float64 `[N]`.
 
     `group_others` is the leave-one-out mean: r_i - (sum of the others) / (n - 1).
 
     Args:
-        singleton: What is left of a score that has no others, where `mean` is a group's.
+        scores: `[N]`.
+        groups: `[N]`; samples with equal numbers form a group.
+        mean: The subtracted mean.
+        singleton: The result for a group of one, if `mean` is a group's.
     """
     group, batch = Partition.of(groups), Partition.whole(len(scores))
     match mean:
@@ -138,7 +141,7 @@ def leave_one_out(
 
     With `batch_std`, the result is standardised over the batch: (A - mean) / (std + eps), ddof 1.
 
-    Args and returns as `group_relative`.
+    The arguments and the result are those of `group_relative`.
     """
     assert isinstance(spec, LeaveOneOut)
     r = check_scores(scores, groups)
@@ -152,16 +155,16 @@ def leave_one_out(
 def pass_at_k(
     scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
 ) -> npt.NDArray[np.float32]:
-    """Only the best sample of a group counts, by its lead::
+    """Gives the best sample of a group its lead over the second best, and 0 to the others::
 
         A_i = (r_i - second best of the group) / (std_g + eps)    for the best sample
         A_i = 0                                                   for the others
 
-    The leave-one-out gradient of the expected maximum of a group (Tang et al., "Optimizing Language
-    Models for Inference Time Objectives using Reinforcement Learning", 2025), where the baseline of
-    a sample is the maximum of the others. `std="none"` divides nothing.
+    This is the leave-one-out gradient of the expected maximum of a group (Tang et al., "Optimizing
+    Language Models for Inference Time Objectives using Reinforcement Learning", 2025), in which the
+    baseline of a sample is the maximum of the others. `std="none"` does not divide.
 
-    Args and returns as `group_relative`.
+    The arguments and the result are those of `group_relative`.
     """
     assert isinstance(spec, PassAtK)
     r = check_scores(scores, groups)
@@ -187,9 +190,9 @@ def gpg(
 
         A_i = alpha (r_i - mean_g) / norm,    alpha = B / number of samples whose score is not 0
 
-    alpha makes up for samples without gradient; the batch's B samples are all those given.
+    alpha compensates for samples without gradient; B is the number of samples in the batch.
 
-    Args and returns as `group_relative`.
+    The arguments and the result are those of `group_relative`.
     """
     assert isinstance(spec, GPG)
     r = check_scores(scores, groups)
@@ -205,10 +208,10 @@ def max_rl(
 
         A_i = (r_i - mean_g) / (mean_g + eps)
 
-    For scores of 0 and 1 it is the gradient of the log of the solve rate rather than of the rate:
-    rare successes weigh more. Negative means are divided by as they are.
+    For scores of 0 and 1 it is the gradient of the log of the solve rate instead of the rate, so
+    rare successes weigh more. A negative mean is used as the divisor without change.
 
-    Args and returns as `group_relative`.
+    The arguments and the result are those of `group_relative`.
     """
     assert isinstance(spec, MaxRL)
     r = check_scores(scores, groups)
@@ -243,10 +246,10 @@ def length_weighted(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResu
 
 
 def weighted_sum(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> Array:
-    """Sum of weight times reward, over the rewards that a sample has.
+    """Returns the sum of weight times reward, over the rewards that apply to a sample.
 
     Args:
-        rewards: `[N, K]`; NaN where a reward does not apply to a sample.
+        rewards: `[N, K]`; NaN if a reward does not apply to a sample.
         weights: `[K]`.
 
     Returns:
@@ -266,14 +269,12 @@ def normalise_then_sum(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageR
         S_i  = sum_k w_k A_ik
         A_i  = (S_i - mean S) / (std S + batch_eps)         over the batch
 
-    A reward that does not apply to a sample (NaN) takes no part in the mean and deviation of its
-    group and adds nothing to the sample's sum; a sample without any reward takes no part in the
-    batch's either, and gets 0.
-
-    All rewards weigh 1 where the specification does not say otherwise.
+    A reward that does not apply to a sample (NaN) is excluded from the mean and deviation of its
+    group and from the sample's sum; a sample without any reward is also excluded from the mean and
+    deviation of the batch, and gets 0. By default, all weights are 1.
 
     Raises:
-        ValueError: another number of weights than of rewards.
+        ValueError: The numbers of weights and rewards differ.
     """
     assert isinstance(spec, NormaliseThenSum)
     rewards = field_of(batch, "rewards", spec.kind)

@@ -18,11 +18,11 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """N samples in G groups.
+    """N samples in G groups, with statistics of each group with and without the sample itself.
 
     Attributes:
-        number: int `[N]`, 0 to G - 1, the group of each sample.
-        size: int `[G]`.
+        number: int `[N]`, the group of each sample, from 0 to G - 1.
+        size: int `[G]`, the number of samples in each group.
     """
 
     number: npt.NDArray[np.int64]
@@ -30,38 +30,38 @@ class Partition:
 
     @classmethod
     def of(cls, groups: npt.ArrayLike) -> Partition:
-        """Samples with equal entries form a group, adjacent or not."""
+        """Makes a group of the samples with equal entries, adjacent or not."""
         _, number, size = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
         return cls(number.reshape(-1), size)
 
     @classmethod
     def whole(cls, count: int) -> Partition:
-        """All samples in one group."""
+        """Puts all samples in one group."""
         return cls(np.zeros(count, np.int64), np.array([count]))
 
     @property
     def alone(self) -> npt.NDArray[np.bool_]:
-        """bool `[N]`, whether a sample's group has no other member."""
+        """bool `[N]`, true for samples without another member in their group."""
         return np.asarray((self.size == 1)[self.number], np.bool_)
 
     def sum(self, values: Array) -> Array:
-        """`[G]`, the sum of each group."""
+        """Returns `[G]`, the sum of each group."""
         total = np.bincount(self.number, weights=values, minlength=len(self.size))
         return total.astype(np.float64)
 
     def mean(self, values: Array) -> Array:
-        """`[G]`, the mean of each group."""
+        """Returns `[G]`, the mean of each group."""
         return self.sum(values) / self.size
 
     def extremes(self, values: Array) -> tuple[Array, Array]:
-        """`[G]` each: the least and the greatest value of each group."""
+        """Returns the minimum and the maximum of each group, `[G]` each."""
         low, high = np.full(len(self.size), np.inf), np.full(len(self.size), -np.inf)
         np.minimum.at(low, self.number, values)
         np.maximum.at(high, self.number, values)
         return low, high
 
     def centred(self, values: Array) -> Array:
-        """`[N]`, value - mean of its group; exactly 0 where all values of the group are equal.
+        """Returns `[N]`, value - mean of its group; exactly 0 if all values of the group are equal.
 
         The mean of equal numbers can differ from them in the last bit, and the quotient of two such
         round-offs can be anything.
@@ -71,14 +71,19 @@ class Partition:
         return np.where(equal, 0.0, values - self.mean(values)[self.number])
 
     def minus_others(self, values: Array) -> Array:
-        """`[N]`, value - mean of the group's other values = n / (n - 1) (value - mean); 0 alone."""
+        """Returns `[N]`, value - mean of the group's other values; 0 in a group of one.
+
+        It is computed as n / (n - 1) (value - mean).
+        """
         size = self.size[self.number]
         return self.centred(values) * size / np.maximum(size - 1, 1)
 
     def variance(self, values: Array, ddof: int, about: Array | None = None) -> Array:
-        """`[N]`, the variance of each sample's group; 1 where it has at most `ddof` members.
+        """Returns `[N]`, the variance of each sample's group; 1 if it has at most `ddof` members.
 
         Args:
+            values: `[N]`.
+            ddof: The number of degrees of freedom that are subtracted.
             about: `[N]` deviations to use in place of those from the group's mean.
         """
         deviations = self.centred(values) if about is None else about
@@ -87,7 +92,7 @@ class Partition:
         return np.where(free > 0, squares / np.maximum(free, 1), 1.0)[self.number]
 
     def variance_of_others(self, values: Array, ddof: int) -> Array:
-        """`[N]`, the variance of the group's other values; 0 where they are equal or too few.
+        """Returns `[N]`, the variance of the group's other values; 0 if equal or too few.
 
         With d the deviation from the group's mean and Q the sum of d^2 over the group, the others
         have the sum of squares Q - d_i^2 n / (n - 1).
@@ -100,7 +105,7 @@ class Partition:
         return np.where((free > 0) & ~self._others_equal(values), variance, 0.0)
 
     def _others_equal(self, values: Array) -> npt.NDArray[np.bool_]:
-        """bool `[N]`, whether the other values of the group are all equal, without round-off."""
+        """Returns bool `[N]`, true if the group's other values are all equal, without round-off."""
         order = np.lexsort((values, self.number))
         ranked = values[order]
         start = np.concatenate([[0], np.cumsum(self.size)])[:-1][self.number]
@@ -117,10 +122,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Where each token of `[N, T]` lies among the tokens of all samples, end to end.
+    """The positions of `[N, T]` arrays in the concatenated tokens of all samples.
 
     Column 0 is the first token that the policy produced, the last column of a sample the last one;
-    what lies between belongs to it too, so that environment tokens make holes in the mask.
+    the tokens between them are included, so that environment tokens make holes in the mask.
 
     >>> places = Padding.of([0, 3, 5], [False, True, True, False, True])
     >>> places.pad(np.array([9.0, 1.0, 2.0, 9.0, 3.0])).tolist()
@@ -129,11 +134,11 @@ class Padding:
     [0.0, 1.0, 2.0, 0.0, 3.0]
 
     Attributes:
-        rows: int `[P]`, the sample of each placed token.
-        columns: int `[P]`.
-        tokens: int `[P]`, its position end to end.
+        rows: int `[P]`, the sample of each of the P tokens in the padded array.
+        columns: int `[P]`, their columns.
+        tokens: int `[P]`, their positions in the concatenated tokens.
         shape: N and T.
-        total: Tokens of all samples.
+        total: The number of tokens of all samples.
     """
 
     rows: Ints
@@ -144,11 +149,11 @@ class Padding:
 
     @classmethod
     def of(cls, offsets: npt.ArrayLike, response_mask: npt.ArrayLike) -> Padding:
-        """From `SequenceBatch.offsets` `[N + 1]` and `response_mask`, bool, of all tokens."""
+        """Makes the padding of `SequenceBatch.offsets` `[N + 1]` and bool `response_mask`."""
         starts, mask = np.asarray(offsets, np.int64), np.asarray(response_mask, np.bool_)
         count = len(starts) - 1
         produced = np.flatnonzero(mask)
-        # Of each sample, which of the produced tokens are its own.
+        # The range of each sample in the produced tokens.
         begin = np.searchsorted(produced, starts[:-1])
         end = np.searchsorted(produced, starts[1:])
         filled = end > begin
@@ -161,13 +166,13 @@ class Padding:
         return cls(rows, columns, first[rows] + columns, (count, width), len(mask))
 
     def pad(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """`[N, T]` of one value a token of all samples; 0 at padding."""
+        """Returns `[N, T]` from one value a token of all samples; 0 at padding."""
         out = np.zeros(self.shape)
         out[self.rows, self.columns] = np.asarray(values, np.float64)[self.tokens]
         return out
 
     def flat(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """float32, one value a token of all samples, end to end; 0 where `[N, T]` has no place."""
+        """Returns float32, one value a token of all samples; 0 at tokens outside `[N, T]`."""
         out = np.zeros(self.total, np.float32)
         out[self.tokens] = np.asarray(values)[self.rows, self.columns]
         return out

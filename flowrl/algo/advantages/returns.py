@@ -25,9 +25,9 @@ def kl_penalty(
     clamp_input: float | None = None,
     clamp_output: float | None = None,
 ) -> Array:
-    """Per-token estimate of KL(policy || reference) for use in a reward.
+    """Returns a per-token estimate of KL(policy || reference) for use in a reward.
 
-    The formulas of `flowrl.algo.kl.estimate`, on numpy arrays: a reward has no gradient.
+    It uses the formulas of `flowrl.algo.kl.estimate` on numpy arrays: a reward has no gradient.
     """
     d = np.asarray(logprobs, np.float64) - np.asarray(reference_logprobs, np.float64)
     if clamp_input is not None:
@@ -47,10 +47,10 @@ def kl_penalty(
 def penalty_of(
     batch: AdvantageBatch, estimator: Estimator, coefficient: float, kind: str
 ) -> Array | None:
-    """The KL estimate `[N, T]` that a specification takes off the reward; None without a penalty.
+    """Returns the KL estimate `[N, T]` of a penalty on rewards; None if the coefficient is 0.
 
     Raises:
-        ValueError: there is a penalty, and the batch lacks logprobs or reference_logprobs.
+        ValueError: The batch does not have logprobs or reference_logprobs.
     """
     if coefficient == 0:
         return None
@@ -60,7 +60,7 @@ def penalty_of(
 
 
 def last_token(mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """bool `[N, T]`, true at the last token of each sample's mask; nowhere for an empty sample."""
+    """Returns bool `[N, T]`, true at the last token of each sample's mask, if it has any."""
     m = np.asarray(mask) > 0
     later = np.flip(np.cumsum(np.flip(m, 1), axis=1), 1)
     return np.asarray(m & (later == 1), np.bool_)
@@ -75,26 +75,27 @@ def token_rewards(
     clip: tuple[float, float] | None = None,
     given: npt.ArrayLike | None = None,
 ) -> Array:
-    """A sample's score on its last token, less a KL penalty on every token.
+    """Returns rewards of tokens: the score at the last token, minus a KL penalty at every token.
 
     The reward of RLHF (Ouyang et al., InstructGPT, 2022, equation 2, written per token)::
 
         r_t = [t last] clip(score) - kl_coefficient kl_t
 
-    Where an environment gave rewards e_t, they stand where they were given, and the last token gets
-    the rest of the score, so that rewards add up to the score either way::
+    Rewards e_t of an environment keep their tokens, and the last token gets the rest of the score,
+    so that rewards add up to the score in both cases::
 
         r_t = e_t + [t last] (clip(score) - sum of e) - kl_coefficient kl_t
 
-    Tokens off the mask get the penalty too, where `kl` is not 0 there. A sample without tokens gets
+    Tokens off the mask also get the penalty, if `kl` is not 0 there. A sample without tokens gets
     no score.
 
     Args:
         scores: `[N]`.
         mask: `[N, T]`.
-        kl: `[N, T]` per-token estimates.
-        clip: Bounds of the score.
-        given: `[N, T]`, rewards of an environment; what stands off the mask is not read.
+        kl: `[N, T]`, per-token estimates of the KL divergence.
+        kl_coefficient: The coefficient of the penalty.
+        clip: The bounds of the score.
+        given: `[N, T]`, rewards of an environment; values off the mask are not read.
     """
     r = np.asarray(scores, np.float64)
     if clip is not None:
@@ -112,17 +113,17 @@ def token_rewards(
 def rewards_to_go(
     rewards: npt.ArrayLike, mask: npt.ArrayLike, gamma: float = 1.0, masking: Masking = "carry"
 ) -> Array:
-    """G_t = r_t + gamma G_{t+1}, from the last token back.
+    """Computes G_t = r_t + gamma G_{t+1}, from the last token backwards.
 
     At a token off the mask, by `masking`::
 
         carry    G_t = G_{t+1}                     the token is skipped; nothing is discounted
         zero     G_t = gamma G_{t+1}               its reward counts as 0; time passes
-        none     G_t = r_t + gamma G_{t+1}         the mask is not looked at
+        none     G_t = r_t + gamma G_{t+1}         the mask is ignored
         reset    G_t = r_t + gamma G_{t+1}, and the token before sees G = 0 there
 
     Returns:
-        `[N, T]`; what stands off the mask is what the recursion had there.
+        `[N, T]`; off the mask, the values of the recursion.
     """
     r, m = np.asarray(rewards, np.float64), (np.asarray(mask) > 0).astype(np.float64)
     if masking == "zero":
@@ -144,15 +145,15 @@ def whiten(
     eps: float = 1e-8,
     place: EpsPlace = "inside",
 ) -> Array:
-    """Values minus their mean, over their standard deviation; both over the tokens of the mask.
+    """Standardises values by their mean and standard deviation over the tokens of the mask.
 
-    With `place`::
+    By `place`::
 
         inside     (x - mean) / sqrt(var + eps)
         outside    (x - mean) / (sqrt(var) + eps)
         floor      (x - mean) / sqrt(max(var, eps))
 
-    Equal values give exactly 0; so does a single token, or none.
+    Equal values give exactly 0, and so does a single token.
 
     Returns:
         `[N, T]`, 0 off the mask.

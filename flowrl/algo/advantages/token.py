@@ -50,13 +50,13 @@ def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
         c_i = score_i - mean of its group       `mean="group"`: REINFORCE++-baseline
         r_t = [t last] c_i - beta kl_t
         G_t = r_t + gamma G_{t+1}               `kl_credit="reward_to_go"`
-        G_t = c_i - beta kl_t                   `kl_credit="token"`: each token answers for its own
+        G_t = c_i - beta kl_t                   `kl_credit="token"`: each token's own penalty
         A_t = whitened G_t                      over all response tokens of the batch
 
     With `whiten=False` the advantages are G. The paper's kl is k1.
 
     Returns:
-        Advantages, and G as returns, 0 off the mask.
+        The advantages, and G as returns, 0 off the mask.
     """
     assert isinstance(spec, ReinforcePP)
     scores = check_scores(batch.scores, batch.groups)
@@ -84,7 +84,7 @@ def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
 
         A_t = G_t - b_i,    G_t = sum over u >= t of r_u,    b_i = score of the greedy answer
 
-    with the score on the last token and, where there is a coefficient, a KL penalty on each.
+    The score is on the last token. With a coefficient, each token has a KL penalty.
     """
     assert isinstance(spec, ReMax)
     scores = check_scores(batch.scores, batch.groups)
@@ -101,24 +101,24 @@ def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
 def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     """On-policy distillation by reverse KL, as an advantage of each token::
 
-        d_t = log teacher_t - log behaviour_t             of the tokens that the student drew
+        d_t = log teacher_t - log behaviour_t             for tokens sampled by the student
         G_t = coefficient d_t + discount G_{t+1}          over the mask
-        A_t = G_t + score_weight (score_i - mean)         the second part where it has a weight
+        A_t = G_t + score_weight (score_i - mean)         the second part if it has a weight
 
     Minus the mean of d estimates KL(student || teacher), and the policy gradient with A_t = d_t
-    descends it as far as each token's own choice goes (Agarwal et al., "On-Policy Distillation of
-    Language Models", arXiv 2306.13649, with samples of the student and reverse KL; Lu and Thinking
-    Machines Lab, "On-Policy Distillation", 2025, which takes discount 0). With discount 1 a token
-    answers for all later ones too, which is the whole gradient of the sequence's KL (Gu et al.,
-    MiniLLM, arXiv 2306.08543, equation 3). The teacher's logprobs are the `reference_logprobs`, of
-    the same tokenizer and at the temperature of the rollout.
+    descends the part of it that depends on each token's own choice (Agarwal et al., "On-Policy
+    Distillation of Language Models", arXiv 2306.13649, with samples of the student and reverse KL;
+    Lu and Thinking Machines Lab, "On-Policy Distillation", 2025, which takes discount 0). With
+    discount 1, G_t includes all later tokens, which gives the whole gradient of the sequence's KL
+    (Gu et al., MiniLLM, arXiv 2306.08543, equation 3). The teacher's logprobs are the
+    `reference_logprobs`, with the same tokenizer and at the temperature of the rollout.
     """
     assert isinstance(spec, Distill)
     mask = field_of(batch, "mask", spec.kind)
-    drawn = field_of(batch, "logprobs", spec.kind)
+    student = field_of(batch, "logprobs", spec.kind)
     teacher = field_of(batch, "reference_logprobs", spec.kind)
-    # Padding may hold anything.
-    rewards = np.where(mask > 0, spec.coefficient * (teacher - drawn), 0.0)
+    # Values at padding are arbitrary.
+    rewards = np.where(mask > 0, spec.coefficient * (teacher - student), 0.0)
     advantages = rewards_to_go(rewards, mask, spec.discount)
     if spec.score_weight:
         scores = check_scores(batch.scores, batch.groups)
@@ -129,9 +129,9 @@ def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
 
 
 def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
-    """Reward-to-go minus the baseline of least variance of each time step; see `optimal_baseline`.
+    """Computes reward-to-go minus the minimum-variance baseline of `optimal_baseline`.
 
-    The score is on the last token, nothing is discounted.
+    The score is on the last token, and there is no discount.
     """
     assert isinstance(spec, OptimalTokenBaseline)
     scores = check_scores(batch.scores, batch.groups)
@@ -158,28 +158,28 @@ def optimal_baseline(
     spec: OptimalTokenBaseline,
     token_weights: npt.ArrayLike | None = None,
 ) -> Array:
-    """The optimal token baseline ("The Optimal Token Baseline", 2026), float64 `[N, T]`.
+    """Computes the optimal token baseline ("The Optimal Token Baseline", 2026), float64 `[N, T]`.
 
     The squared length of the gradient of a token's logprob with respect to its logits is w_t; the
-    variance that a path has gathered is its running sum, and it weighs the group's mean::
+    accumulated variance of a path is its running sum, which weighs the group's mean::
 
-        w_t = 1 - 2 pi_t + sum over v of pi(v)^2,    pi_t = probability of the drawn token
+        w_t = 1 - 2 pi_t + sum over v of pi(v)^2,    pi_t = probability of the sampled token
         W_t = sum of w_u, u <= t, over the mask
         b_t = sum_i W_it G_it m_it / (sum_i W_it m_it + eps)    over the group, for each step t
 
     Args:
-        returns: `[N, T]` rewards-to-go G.
-        mask: `[N, T]`; m.
+        returns: `[N, T]`, the rewards-to-go G.
+        mask: `[N, T]`, m in the formula.
         groups: `[N]`.
-        logprobs: `[N, T]` of the drawn tokens.
+        logprobs: `[N, T]`, the logprobs of the sampled tokens.
         sum_pi_squared: `[N, T]`.
-        spec: eps, and what a group of one and the tail of its longest sample get.
-        token_weights: `[N, T]` importance weights; w_t is multiplied by their square.
+        spec: The eps, and the baselines of a group of one and of the tail of a longest sample.
+        token_weights: `[N, T]`, importance weights; w_t is multiplied by their square.
     """
     g, m = np.asarray(returns, np.float64), (np.asarray(mask) > 0).astype(np.float64)
-    # Padding may hold anything; what is there must not overflow.
-    drawn = np.where(m > 0, np.asarray(logprobs, np.float64), 0.0)
-    w = 1 - 2 * np.exp(drawn) + np.where(m > 0, np.asarray(sum_pi_squared, np.float64), 0.0)
+    # Values at padding are arbitrary; they must not overflow.
+    sampled = np.where(m > 0, np.asarray(logprobs, np.float64), 0.0)
+    w = 1 - 2 * np.exp(sampled) + np.where(m > 0, np.asarray(sum_pi_squared, np.float64), 0.0)
     if token_weights is not None:
         w = w * np.where(m > 0, np.asarray(token_weights, np.float64), 0.0) ** 2
     weight = np.cumsum(w * m, axis=1) * m
@@ -196,7 +196,7 @@ def optimal_baseline(
 
 
 def _lone_tail(mask: Array, group: Partition) -> npt.NDArray[np.bool_]:
-    """bool `[N, T]`, where the one longest sample of a group is beyond the second longest."""
+    """Returns bool `[N, T]`, true where a group's longest sample exceeds its second longest."""
     length = mask.sum(1)
     tail = np.zeros(mask.shape, np.bool_)
     for number in np.flatnonzero(group.size > 1):
@@ -214,13 +214,13 @@ def _result(advantages: Array, returns: Array) -> AdvantageResult:
 
 
 def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
-    """GAE over rewards of one score a sample, of an environment, and a KL penalty a token.
+    """Computes GAE over the scores, an environment's rewards and KL penalties of tokens.
 
-    Advantages are those of `estimate` with `lam`, or with `length_lambda` where `length_alpha` is
-    above 0; they are whitened over the response tokens of the batch unless the specification says
-    not to. Returns, which the critic learns, are those of `lam_value` (VC-PPO: Yuan et al., "What's
-    Behind PPO's Collapse in Long-CoT?", 2025; VAPO: Yue et al., 2025, section 4), without
-    whitening. Both are 0 off the mask.
+    Advantages are those of `estimate` with `lam`, or with `length_lambda` if `length_alpha` is
+    above 0; by default they are whitened over the response tokens of the batch. Returns, the
+    critic's targets, are those of `lam_value` (VC-PPO: Yuan et al., "What's Behind PPO's Collapse
+    in Long-CoT?", 2025; VAPO: Yue et al., 2025, section 4), without whitening. Both are 0 off the
+    mask.
     """
     assert isinstance(spec, GAE)
     scores = check_scores(batch.scores, batch.groups)
@@ -259,28 +259,30 @@ def estimate(
     lam: float | Array,
     masking: Masking = "carry",
 ) -> tuple[Array, Array]:
-    """Advantages and returns (Schulman et al., GAE, 2015, equations 11 and 16)::
+    """Computes advantages and returns (Schulman et al., GAE, 2015, equations 11 and 16)::
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
         returns = A_t + V_t
 
-    What lies after the last token has the value 0: a response has ended, or its end by length is
-    taken for one. At a token off the mask, by `masking`::
+    The value after the last token is 0: the response has ended; truncation counts as an end. At a
+    token off the mask, by `masking`::
 
-        carry    A and V behind it pass through; the token before has them as its successors
+        carry    A and V after it pass through; the token before has them as its successors
         zero     r and V count as 0 there; gamma and lambda apply
-        none     the mask is not looked at
+        none     the mask is ignored
         reset    the token before sees A = V = 0 there
 
     Args:
         rewards: `[N, T]`.
-        values: `[N, T]`.
+        values: `[N, T]`, the critic's values.
         mask: `[N, T]`.
-        lam: lambda, one number or `[N]`.
+        gamma: The discount.
+        lam: Lambda, one number or `[N]`.
+        masking: The treatment of masked tokens.
 
     Returns:
-        float64 `[N, T]` each; what stands off the mask is what the recursion had there.
+        float64 `[N, T]` each; off the mask, the values of the recursion.
     """
     r, v = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     m = (np.asarray(mask) > 0).astype(np.float64)
@@ -305,9 +307,9 @@ def estimate(
 
 
 def length_lambda(lengths: npt.ArrayLike, alpha: float) -> Array:
-    """lambda = 1 - 1 / (alpha l) for a response of l tokens (VAPO, 2025, section 4.2).
+    """Computes lambda = 1 - 1 / (alpha l) for responses of l tokens (VAPO, 2025, section 4.2).
 
-    Longer responses get a lambda nearer 1, so that the reward reaches their beginning. Where
+    Longer responses get a lambda closer to 1, so that the reward reaches their beginning. If
     alpha * l is below 1, lambda is 0.
 
     Returns:
@@ -319,8 +321,8 @@ def length_lambda(lengths: npt.ArrayLike, alpha: float) -> Array:
 def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     """GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", 2025).
 
-    Episodes of a prompt form a group, and within it all turns that began in the same state of the
-    environment (an anchor state) form a group of their own::
+    Episodes of a prompt form a group, and within it all turns that begin in the same state of the
+    environment (an anchor state) form a group::
 
         A_E(i)    = (score_i - mean_g) / F(g)                 over episodes        section 4.1
         R_(i,m)   = sum over later turns k >= m of gamma^(k-m) r_(i,k)             section 4.2
@@ -328,8 +330,8 @@ def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResul
         A_(i,m)   = A_E(i) + weight A_S(i,m)                                       section 4.3
 
     F is the standard deviation plus eps, or 1 with `std="none"`; with `std="batch"`, that of all
-    episodes and of all turns. A turn whose state no other turn of its group has gets A_S = 0 (or
-    its R, with `singleton="raw"`). Every token of a turn gets the turn's advantage; a response
+    episodes and of all turns. A turn whose state occurs in no other turn of its group gets A_S = 0
+    (or its R, with `singleton="raw"`). Every token of a turn gets the turn's advantage; a response
     token of no turn gets the episode's.
     """
     assert isinstance(spec, GroupInGroup)
@@ -337,7 +339,7 @@ def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResul
     mask = field_of(batch, "mask", spec.kind)
     turns = batch.turns
     if turns is None:
-        raise ValueError(f"the advantage {spec.kind} needs turns, which the batch does not hold")
+        raise ValueError(f"the advantage {spec.kind} needs turns, which the batch does not have")
     relative = GroupRelative(std=spec.std, ddof=spec.ddof, eps=spec.eps, singleton=spec.singleton)
     episode = standardise(scores, batch.groups, relative)
     samples = np.asarray(turns.samples)
@@ -351,10 +353,10 @@ def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResul
 
 
 def turn_returns(turns: Turns, gamma: float) -> Array:
-    """R_m = r_m + gamma R_{m+1} within each sample; float64 `[M]`.
+    """Computes R_m = r_m + gamma R_{m+1} within each sample; float64 `[M]`.
 
     Raises:
-        ValueError: turns are not in ascending order of their samples.
+        ValueError: Turns are not in ascending order of their samples.
     """
     samples = np.asarray(turns.samples)
     if (np.diff(samples) < 0).any():

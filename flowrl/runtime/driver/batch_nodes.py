@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrl.algo import resolve_advantage, resolve_batch_advantage, resolve_map
 from flowrl.algo.advantages import AdvantageBatch, Padding, Turns
-from flowrl.algo.maps import MapBatch, MapResult, check_alone
+from flowrl.algo.maps import MapBatch, MapResult, check_per_sample
 from flowrl.backend.batch import Floats, Mask, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
@@ -139,7 +139,7 @@ def run_map(inputs: NodeInputs) -> MapResult:
     given = resolve_map(spec)(batch)
     if isinstance(spec, OwnMap) and spec.alone and len(batch.groups) > 1 and _seen[spec] < _LOOKS:
         _seen[spec] += 1
-        check_alone(batch, spec, given)
+        check_per_sample(batch, spec, given)
     return given
 
 

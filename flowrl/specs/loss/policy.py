@@ -1,4 +1,4 @@
-"""What all policy losses share: the anchor, importance weights, rejection, and their options.
+"""The shared parts of policy losses: the anchor, importance weights, rejection, and options.
 
 Up to three policies are involved: *behaviour* (the engine's, which sampled the tokens), *old* (the
 trainer's at the start of the step, recomputed), and the one that is trained. A policy loss is
