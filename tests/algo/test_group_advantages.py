@@ -259,5 +259,5 @@ def test_a_batch_of_one_has_the_deviation_1() -> None:
 
 def test_scores_and_groups_are_one_number_a_sample() -> None:
     for scores, groups in (([[1.0, 2.0]], [[0, 0]]), ([1.0, 2.0], [0]), ([1.0], [[0]])):
-        with pytest.raises(ValueError, match="must be"):
+        with pytest.raises(ValueError, match="must both be"):
             resolve_advantage(LeaveOneOut())(scores, groups)
