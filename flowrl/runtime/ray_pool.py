@@ -32,7 +32,7 @@ _MARK = "flowrl-ray-nodes "
 
 
 def ray_pool(cluster: str = "ray", *, timeout_s: float = 30.0) -> ResourcePool:
-    """The pool of a running Ray cluster.
+    """Returns the pool of a running Ray cluster.
 
     Args:
         cluster: `ray`, the cluster that Ray finds from here, or `ray:ADDRESS` (`host:port`, or
@@ -95,7 +95,7 @@ def ask_ray(address: str = "auto", *, timeout_s: float = 30.0) -> list[Mapping[s
 
 
 def pool_of_nodes(nodes: Sequence[Mapping[str, object]]) -> ResourcePool:
-    """The pool that a listing in the form of `ray.nodes()` describes.
+    """Returns the pool of a listing in the form of `ray.nodes()`.
 
     Nodes that are dead, or that offer neither CPUs nor devices, are left out. A fraction of a
     device that Ray offers is none for a plan.

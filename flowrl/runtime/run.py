@@ -93,7 +93,7 @@ def run_local(
 def new_run(
     config: RunConfig, stages: Sequence[CompiledStage]
 ) -> Iterator[tuple[RunFolder, RunInputs]]:
-    """A run folder with configuration, graphs and plans, and what the run reads of its user's.
+    """Opens a run folder with configuration, graphs and plans, and the user's inputs.
 
     Both are caught while the block runs.
 
@@ -124,7 +124,7 @@ def is_done(checkpoint: Checkpoint, stage: CompiledStage) -> bool:
 
 
 def config_yaml(config: RunConfig) -> str:
-    """The resolved configuration, with every default, as YAML that `load_config` reads."""
+    """Returns the resolved configuration, defaults included, as YAML that `load_config` reads."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
 
 
@@ -210,7 +210,7 @@ def opened_run(
     notes: Sequence[str] = (),
     interrupt: _Interrupt | None = None,
 ) -> Iterator[Run]:
-    """A run that is ready to begin; its workers are closed behind the block.
+    """Opens a run that is ready to begin; its workers are closed after the block.
 
     Args:
         interrupt: Asks it to stop; by default nothing does.
@@ -299,7 +299,7 @@ class Run:
         self._open.beat = beat
 
     def run(self) -> Summary:
-        """Every stage that is not done yet, then the end."""
+        """Makes every step that is not done yet, and ends the run."""
         for turn in self.turns():
             with self._stopping(turn.index):
                 turn.make()
@@ -309,7 +309,7 @@ class Run:
         return self.summary
 
     def turns(self) -> Iterator[Turn]:
-        """The steps that are left, one by one; each must be made before the next is asked for.
+        """Yields the steps that are left, one by one; each must be made before the next is taken.
 
         What lies between (opening workers, evaluations, stop checks, checkpoints, the export) is
         done on the way to the next one.

@@ -11,12 +11,7 @@ from traceback import FrameSummary
 import flowrl
 from flowrl.specs.function import NO_DEBUGGER
 
-__all__ = [
-    "described",
-    "library_folders",
-    "short_path",
-    "user_frames",
-]
+__all__ = ["described", "library_folders", "short_path", "user_frames"]
 
 
 _MAX_FRAMES = 3
@@ -31,7 +26,7 @@ def library_folders() -> tuple[Path, ...]:
 def user_frames(
     frames: Sequence[FrameSummary], own: Sequence[Path], *, or_any: bool = True
 ) -> tuple[str, ...]:
-    """The innermost frames that are the user's, outermost first: `rewards.py:12 in f`.
+    """Returns the user's innermost frames, outermost first: `rewards.py:12 in f`.
 
     Args:
         frames: Outermost first, as tracebacks have them.
@@ -49,13 +44,13 @@ def user_frames(
 
 
 def short_path(filename: str) -> str:
-    """The path, relative to the working folder where it lies below it."""
+    """Returns the path, relative to the working folder if it is below it."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
 def described(reason: BaseException) -> str:
-    """`KeyError: 'x'`, in one line."""
+    """Returns `KeyError: 'x'`, in one line."""
     try:
         text = str(reason)
     # An exception of the user's may fail to print itself.

@@ -210,7 +210,7 @@ class Waitable(Protocol):
     """A worker in another process, whose `poll` returns at once."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do."""
+        """Returns a descriptor that is readable when `poll` has something to do."""
         ...
 
     def seconds_to_limit(self) -> float:

@@ -29,22 +29,10 @@ from pathlib import Path
 
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import CheckpointError
-from flowrl.files import (
-    remove_leftovers,
-    sha256_file,
-    sync_folder,
-    sync_tree,
-    write_json_atomic,
-)
+from flowrl.files import remove_leftovers, sha256_file, sync_folder, sync_tree, write_json_atomic
 from flowrl.wording import counted
 
-__all__ = [
-    "FORMAT",
-    "Checkpoint",
-    "CheckpointInterval",
-    "CheckpointStore",
-    "Position",
-]
+__all__ = ["FORMAT", "Checkpoint", "CheckpointInterval", "CheckpointStore", "Position"]
 
 
 _log = logging.getLogger(__name__)
@@ -200,7 +188,7 @@ class CheckpointStore:
         return path
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, verified; None where there is none.
+        """Returns the newest complete checkpoint, verified; None if there is none.
 
         Raises:
             CheckpointError: it is damaged, or of another format.
@@ -217,7 +205,7 @@ class CheckpointStore:
         return _load(complete[-1], previous)
 
     def _folders(self) -> list[Path]:
-        """All checkpoint folders, complete or not, oldest first."""
+        """Returns all checkpoint folders, complete or not, oldest first."""
         if not self.folder.is_dir():
             return []
         found = [
@@ -252,7 +240,7 @@ class CheckpointStore:
 
 
 def _describe_files(folder: Path) -> dict[str, dict[str, object]]:
-    """Size and SHA-256 of every file below `folder`, by path with forward slashes, sorted."""
+    """Returns size and SHA-256 of every file below `folder`, by path with forward slashes."""
     return {
         path.relative_to(folder).as_posix(): {
             "nbytes": path.stat().st_size,

@@ -82,11 +82,11 @@ class RolloutJournal:
         self._head = self._text.tell()
 
     def note(self, event: Event) -> None:
-        """The event is stepped next."""
+        """Notes an event before the scheduler steps it."""
         self._writer.event(event)
 
     def flush(self) -> None:
-        """A step is over: writes what happened, and begins another file if this one is full."""
+        """Writes a step's events, and begins another file if this one is full."""
         text = self._text.getvalue()
         if not text or self._descriptor is None:
             return
@@ -125,7 +125,7 @@ class RolloutJournals:
     max_bytes: int
 
     def open(self, stage: str, rollout: NodeId) -> RolloutJournal | None:
-        """The journal of a rollout; None where none is written."""
+        """Opens the journal of a rollout; None if none is written."""
         if not self.max_bytes:
             return None
         return RolloutJournal(self.folder / JOURNALS / stage / rollout, self.max_bytes)
@@ -184,7 +184,7 @@ class SampleFiles:
 
 
 def rollout_journals(folder: Path) -> list[SampleFiles]:
-    """The journals in a run's folder."""
+    """Returns the journals in a run's folder."""
     found = []
     for path in sorted((folder / JOURNALS).glob("*/*")):
         files = _written(path)

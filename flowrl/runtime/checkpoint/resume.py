@@ -31,9 +31,7 @@ from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.run import config_yaml, execute, is_done
 from flowrl.runtime.setup.user_inputs import RunInputs
 
-__all__ = [
-    "resume_local",
-]
+__all__ = ["resume_local"]
 
 
 def resume_local(
@@ -163,7 +161,7 @@ def _structure(graph: Graph) -> object:
 
 
 def _of_any_data(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint without the fingerprints by which it refuses other data."""
+    """Returns the checkpoint without the fingerprints by which it refuses other data."""
     stage = part_of(checkpoint.state, "stage")
     cursors = part_of(stage, "cursors")
     state = {key: value for key, value in checkpoint.state.items() if key != "held_out"}

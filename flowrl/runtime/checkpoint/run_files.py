@@ -39,13 +39,7 @@ from flowrl.files import sha256_file, write_json_atomic
 from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.specs import Spec
 
-__all__ = [
-    "INPUTS",
-    "FileFingerprint",
-    "InputFiles",
-    "fingerprint_of",
-    "imported_files",
-]
+__all__ = ["INPUTS", "FileFingerprint", "InputFiles", "fingerprint_of", "imported_files"]
 
 
 INPUTS = "inputs.json"
@@ -203,7 +197,7 @@ class InputFiles:
 
 
 def _shown(path: Path) -> str:
-    """A path from the working folder, where it lies below it."""
+    """Returns a path from the working folder, if it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
@@ -245,7 +239,7 @@ def _program_files(stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]
 
 
 def _file_of(reference: str) -> Path | None:
-    """The file of `FILE.py:NAME` or `module:NAME`; None of a module that is not the user's."""
+    """Returns the file of `FILE.py:NAME` or `module:NAME`; None if it is not the user's."""
     place, _, _ = reference.rpartition(":")
     if place.endswith(".py"):
         return Path(place).expanduser()
@@ -300,7 +294,7 @@ def _up(folder: Path, levels: int) -> Path:
 
 
 def _modules(roots: Sequence[Path], names: Sequence[str]) -> Iterator[Path]:
-    """The files of a dotted name below the first root that has it: packages, then the module."""
+    """Yields the files of a dotted name below the first root that has it."""
     for root in roots:
         below = [root.joinpath(*names[: number + 1]) for number in range(len(names))]
         candidates = [file for at in below for file in (at.with_suffix(".py"), at / "__init__.py")]

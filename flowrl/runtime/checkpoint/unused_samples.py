@@ -29,12 +29,7 @@ from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sample_set import Array
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "UNUSED",
-    "UnusedSamples",
-    "read_unused",
-    "write_unused",
-]
+__all__ = ["UNUSED", "UnusedSamples", "read_unused", "write_unused"]
 
 
 UNUSED = "unused-samples"
@@ -88,7 +83,7 @@ class UnusedSamples:
         )
 
     def rows(self) -> list[tuple[SampleId, Payload]]:
-        """Every sample, once."""
+        """Returns every sample, once."""
         found = [
             *self.payloads.items(),
             *((sample, payload) for sample, payload, _ in self.dropped),
@@ -166,7 +161,7 @@ def _row(sample: SampleId, payload: Payload) -> dict[str, object]:
 
 
 def _exact(value: float | None) -> str | None:
-    """A float as text that is read back as the very same one, whatever it is."""
+    """Returns a float as text that is read back as the same float, whatever it is."""
     return None if value is None else float(value).hex()
 
 

@@ -36,10 +36,7 @@ from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.wording import counted
 
-__all__ = [
-    "AsynchronousStage",
-    "checked_ages",
-]
+__all__ = ["AsynchronousStage", "checked_ages"]
 
 
 _CLOSE_S = 10.0
@@ -196,7 +193,7 @@ class AsynchronousStage(Stage):
             self._call(resume)
 
     def state(self) -> dict[str, object]:
-        """JSON of the stage now; `save` writes the samples that belong to it."""
+        """Returns JSON of the stage now; `save` writes the samples that belong to it."""
         node = self._part.node.id
 
         def write() -> dict[str, object]:

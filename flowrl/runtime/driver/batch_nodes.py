@@ -70,11 +70,11 @@ class NodeInputs:
         return self.samples.sequences
 
     def edge(self, argument: str) -> Edge | None:
-        """The edge that feeds an argument; None where nothing does."""
+        """Returns the edge that feeds an argument; None without one."""
         return self._parts.graph.feeding(self.node.id, argument)
 
     def edges(self, argument: str) -> list[Edge]:
-        """The edges of an argument that may come several times: `input`, `input_2`, ..."""
+        """Returns the edges of an argument that may come several times: `input`, `input_2`, ..."""
         return [
             edge
             for edge in self._parts.graph.in_edges(self.node.id)
@@ -82,7 +82,7 @@ class NodeInputs:
         ]
 
     def read(self, source: NodeId, field: str) -> Array:
-        """A field that a node gives, as an array of that node's set."""
+        """Returns a node's field as an array of that node's set."""
         found = self._step.values.get((source, field))
         if found is None and field in _OF_SEQUENCES:
             sequences = self._step.sets[self._parts.made[source]].sequences
@@ -92,7 +92,7 @@ class NodeInputs:
         return found
 
     def get(self, argument: str, field: str) -> Array | None:
-        """A field of what feeds an argument; None where nothing does, or it does not carry it."""
+        """Returns a field of an argument; None if nothing feeds it, or it lacks the field."""
         edge = self.edge(argument)
         if edge is None or field not in edge.fields:
             return None
@@ -113,19 +113,19 @@ class NodeInputs:
         return output is not None and output.unit is Unit.TOKENS
 
     def token_floats(self, edge: Edge, field: str) -> Floats:
-        """float32 `[T]`: a field of tokens, or one of samples repeated, 0 off the responses."""
+        """Returns float32 `[T]`: a field of tokens, or one of samples repeated; 0 off responses."""
         values = self.read(edge.src, field)
         return over_tokens(values, self.sequences, per_token=self.is_per_token(edge, field))
 
 
 def over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) -> Floats:
-    """float32 `[T]`: values of samples repeated over their tokens; 0 off the response mask."""
+    """Repeats values of samples over their tokens: float32 `[T]`, 0 off the response mask."""
     spread = values if per_token else np.repeat(values, sequences.lengths)
     return np.where(sequences.response_mask, spread, np.float32(0)).astype(np.float32)
 
 
 def run_map(inputs: NodeInputs) -> MapResult:
-    """The fields that the map's specification declares."""
+    """Runs a map; returns the fields that its specification declares."""
     spec = inputs.node.attr("spec")
     assert isinstance(spec, MapSpec)
     sequences = inputs.sequences
@@ -150,7 +150,7 @@ to show; at all of them, the map would cost one and a half times as much."""
 
 
 def _field(inputs: NodeInputs, key: str) -> Array:
-    """The field of a key: of the n-th argument that has one of that name.
+    """Returns the field of a key: of the n-th argument that has one of that name.
 
     An argument of other samples gives numbers of samples, in the places of the map's own; the
     verifier of graphs proves it.
@@ -169,7 +169,7 @@ def _truncated(samples: SampleSet) -> Mask | None:
 
 
 def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
-    """float32 `advantage`, `[N]` or `[T]`, and `returns` `[T]` where the specification has them."""
+    """Returns float32 `advantage`, `[N]` or `[T]`, and `returns` `[T]` if the estimator has them."""
     spec = inputs.node.attr("spec")
     assert isinstance(spec, AdvantageSpec)
     rewards = [
@@ -247,7 +247,7 @@ def _squares(
 
 
 def _baselines(inputs: NodeInputs) -> Floats | None:
-    """float32 `[N]`: the score of the baseline's answer to each sample's prompt.
+    """Returns float32 `[N]`: the score of the baseline's answer to each sample's prompt.
 
     Raises:
         RewardError: a prompt has none, because a filter took it out.
@@ -269,7 +269,7 @@ def _baselines(inputs: NodeInputs) -> Floats | None:
 
 
 def turns_of(sequences: SequenceBatch, places: Padding) -> Turns:
-    """The turns of a batch of episodes, in order of samples and time.
+    """Returns the turns of a batch of episodes, in order of samples and time.
 
     A turn's reward is the sum over its tokens, its state that of its first token.
     """
@@ -368,7 +368,7 @@ def _old_logprobs(inputs: NodeInputs) -> Floats | None:
 
 
 def _distributions(inputs: NodeInputs) -> Floats | None:
-    """float32 `[R, V]`: the reference's, where the penalty is the whole divergence."""
+    """Returns float32 `[R, V]` of the reference, if the penalty is the full divergence."""
     kl, edge = inputs.node.attr("kl"), inputs.edge("reference")
     if edge is None or not isinstance(kl, KL) or kl.estimator != "full":
         return None

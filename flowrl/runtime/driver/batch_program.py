@@ -41,10 +41,7 @@ from flowrl.runtime.driver.sample_set import StepBatch, scores_by
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
 
-__all__ = [
-    "BatchProgram",
-    "StepContext",
-]
+__all__ = ["BatchProgram", "StepContext"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +139,7 @@ class BatchProgram:
         step.seconds[str(node.op)] = step.seconds.get(str(node.op), 0.0) + spent
 
     def _reads_set(self, node: Node) -> NodeId:
-        """The set that a node works on: its own, or the one that it makes a smaller one of."""
+        """Returns the set on which a node works: its own, or the larger one that it reduces."""
         if node.op not in (Op.FILTER, Op.SELECT):
             return self.parts.made[node.id]
         edge = self.parts.graph.feeding(node.id, "rollout")
@@ -156,7 +153,7 @@ class BatchProgram:
         return self._sampling(inputs).temperature or 1.0  # greedy logprobs are those at 1
 
     def _as_sampled(self, inputs: NodeInputs) -> SequenceBatch:
-        """The node's samples, with the sampler that their logprobs are to repeat, if any."""
+        """Returns the node's samples, with the sampler that their logprobs repeat, if any."""
         sampler = self._samplers.get(inputs.samples.origin)
         if sampler is None:
             return inputs.sequences
@@ -185,7 +182,7 @@ class BatchProgram:
         step.values[inputs.node.id, "values"] = train.values(inputs.sequences)
 
     def _score(self, inputs: NodeInputs, step: StepBatch) -> None:
-        """A reward model's scores; those by rules came with the samples."""
+        """Computes a reward model's scores; those by rules came with the samples."""
         node = inputs.node
         if is_rule_score(node):
             scores: Floats = scores_by(role_of(node), inputs.samples.payloads)
@@ -206,7 +203,7 @@ class BatchProgram:
             step.values[inputs.node.id, name] = values
 
     def _log(self, inputs: NodeInputs, step: StepBatch) -> None:
-        """The mean of a field: over samples, or over response tokens."""
+        """Logs the mean of a field: over samples, or over response tokens."""
         edge, name = inputs.edge("value"), inputs.node.attr("name")
         assert edge is not None
         assert isinstance(name, str)
@@ -237,7 +234,7 @@ class BatchProgram:
         self._steer(node, steps, len(batch))
 
     def _penalty(self, node: Node, step: StepBatch) -> KL | None:
-        """The KL term of an update; where it adapts, with the coefficient that it has come to."""
+        """Returns the KL term of an update, with its present coefficient if it adapts."""
         kl = node.attr("kl")
         assert kl is None or isinstance(kl, KL)
         if kl is None or kl.target is None:

@@ -56,7 +56,7 @@ RunNode: TypeAlias = Callable[[Node, StepBatch], None]
 
 
 def kept_groups(spec: FilterSpec, scores: npt.ArrayLike, sizes: Sequence[int]) -> Kept:
-    """bool `[G]`: which groups a filter keeps; one goes as soon as a sample of it does.
+    """Returns bool `[G]`: the groups that a filter keeps; one goes if a sample of it does.
 
     Args:
         scores: `[N]`, group after group.
@@ -70,7 +70,7 @@ def kept_groups(spec: FilterSpec, scores: npt.ArrayLike, sizes: Sequence[int]) -
 
 
 def group_judge(parts: GraphParts, part: RolloutPart, run: RunNode) -> GroupJudge | None:
-    """The judge of a rollout; None where it has no filter.
+    """Makes the judge of a rollout; None if it has no filter.
 
     Args:
         run: Runs a map on a batch that holds the groups alone.
@@ -120,7 +120,7 @@ def _reasons(
 def _mapped(
     parts: GraphParts, part: RolloutPart, groups: Sequence[GroupRows], run: RunNode
 ) -> StepBatch:
-    """The groups as a batch, with what the maps before the filters make of them.
+    """Returns the groups as a batch, with the results of the maps before the filters.
 
     A group that one filter removes is still looked at by the next; it is gone either way.
     """
@@ -155,7 +155,7 @@ def _source(parts: GraphParts, node: Node) -> Node:
 
 
 def rows_kept(inputs: NodeInputs) -> Ints:
-    """int64, the rows of the groups that a filter keeps, in order."""
+    """Returns int64, the rows of the groups that a filter keeps, in order."""
     spec = inputs.node.attr("spec")
     assert isinstance(spec, FilterSpec)
     scores = inputs.get("scores", "score")
@@ -167,7 +167,7 @@ def rows_kept(inputs: NodeInputs) -> Ints:
 
 
 def rows_selected(inputs: NodeInputs) -> Ints:
-    """int64, the rows that a selection takes, in its order."""
+    """Returns int64, the rows that a selection takes, in its order."""
     spec = inputs.node.attr("spec")
     assert isinstance(spec, SelectSpec)
     scores = inputs.get("scores", "score")
@@ -203,7 +203,7 @@ def make_subset(inputs: NodeInputs, step: StepBatch, rows: Ints) -> SampleSet:
 
 
 def _argument_of(inputs: NodeInputs, node: Node, field: str) -> str | None:
-    """The argument whose field of that name the node passes on."""
+    """Returns the argument whose field of that name the node passes on."""
     for argument in node.inputs:
         edge = inputs.edge(argument)
         if edge is not None and field in edge.fields:

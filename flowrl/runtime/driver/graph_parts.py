@@ -107,7 +107,7 @@ class GraphParts:
         return self._streams[node]
 
     def origin(self, node: NodeId) -> NodeId:
-        """The rollout or the source that a node's samples come from."""
+        """Returns the rollout or the source of a node's samples."""
         return self._origins[node]
 
     def _origin_of(self, node: Node) -> NodeId:
@@ -133,7 +133,7 @@ class GraphParts:
         )
 
     def _maps_before(self, filters: list[Node]) -> set[NodeId]:
-        """The maps that streaming filters read, directly or through other maps."""
+        """Returns the maps that streaming filters read, directly or through other maps."""
         found: set[NodeId] = set()
         waiting = [node.id for node in filters]
         while waiting:
@@ -189,7 +189,7 @@ class GraphParts:
         return generate_node
 
     def chain(self, node: Node) -> tuple[NodeId, ...]:
-        """A filter and those before it whose set it reads, last first."""
+        """Returns a filter and those before it whose set it reads, last first."""
         chain = [node.id]
         while True:
             edge = self.graph.feeding(chain[-1], "rollout")
@@ -222,7 +222,7 @@ def is_rule_score(node: Node) -> bool:
 
 
 def score_source(graph: Graph, node_id: NodeId, argument: str = "scores") -> Node | None:
-    """The node whose scores an argument reads, seen through filters and selections."""
+    """Returns the node whose scores an argument reads, through filters and selections."""
     while True:
         edge = graph.feeding(node_id, argument)
         if edge is None:
@@ -234,7 +234,7 @@ def score_source(graph: Graph, node_id: NodeId, argument: str = "scores") -> Nod
 
 
 def role_of(node: Node) -> RoleName:
-    """The role of a node that has one."""
+    """Returns the role of a node that has one."""
     assert node.role is not None  # the verifier of graphs proves it
     return node.role
 
@@ -266,19 +266,19 @@ class RoleUse:
         self.policy = next((r for r in reversed(updated) if self.head(r) == "lm"), None)
 
     def source_of(self, role: RoleName) -> RoleName | None:
-        """The role that this one begins as a copy of; None where it has a model of its own."""
+        """Returns the role of which this one is a copy; None if it has a model of its own."""
         if role not in self._config.roles:
             return None
         source = self._config.roles[role].copy_of
         return None if source is None else RoleName(source)
 
     def owner(self, role: RoleName) -> RoleName:
-        """The role whose model folder and tokenizer this one has: its own, or what it copies."""
+        """Returns the role whose model folder and tokenizer this one has: itself or its source."""
         source = self.source_of(role)
         return role if source is None else source
 
     def does(self, role: RoleName, *ops: Op) -> list[Node]:
-        """The nodes of a role with these operations, over all stages."""
+        """Returns the nodes of a role with these operations, over all stages."""
         return [node for node in self._nodes.get(role, ()) if node.op in ops]
 
     def is_trained(self, role: RoleName) -> bool:

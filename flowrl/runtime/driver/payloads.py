@@ -20,12 +20,7 @@ from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "Payload",
-    "PayloadStore",
-    "behaviour_logprobs",
-    "sequence_batch",
-]
+__all__ = ["Payload", "PayloadStore", "behaviour_logprobs", "sequence_batch"]
 
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
@@ -154,7 +149,7 @@ class PayloadStore:
             raise SchedulerError(f"no payload is stored for sample {sample}") from None
 
     def get(self, sample: SampleId) -> Payload | None:
-        """The payload, or None where the sample is unknown or already taken out."""
+        """Returns the payload, or None if the sample is unknown or already taken out."""
         return self._payloads.get(sample)
 
     def add(self, sample: SampleId, item: PromptItem) -> None:
@@ -166,7 +161,7 @@ class PayloadStore:
         self._payloads.update(payloads)
 
     def all(self) -> dict[SampleId, Payload]:
-        """Every payload that is stored."""
+        """Returns every payload that is stored."""
         return dict(self._payloads)
 
     def take(self, samples: Iterable[SampleId]) -> list[tuple[SampleId, Payload]]:
@@ -182,7 +177,7 @@ class PayloadStore:
 def sequence_batch(
     payloads: Sequence[tuple[SampleId, Payload]], groups: Sequence[GroupId]
 ) -> SequenceBatch:
-    """The ragged batch of finished payloads; of episodes, with their turns.
+    """Returns the ragged batch of finished payloads, with the turns of episodes.
 
     Args:
         payloads: N samples, the members of a group adjacent; all of them episodes, or none.
@@ -224,7 +219,7 @@ def _kept(payloads: Sequence[Payload]) -> KeptTokens | None:
 
 
 def _with_turns(batch: SequenceBatch, payloads: Sequence[Payload]) -> SequenceBatch:
-    """The batch with the holes, turns, rewards and states of its episodes."""
+    """Returns the batch with the holes, turns, rewards and states of its episodes."""
     episodes = [payload for payload in payloads if payload.is_episode]
     if not episodes:
         return batch

@@ -505,7 +505,7 @@ class RolloutDriver:
                 assert_never(action)
 
     def _update_engine(self, engine_id: EngineId) -> None:
-        """The engine is empty, and may load new weights; here it has them already."""
+        """Loads new weights into an empty engine; here it has them already."""
         version = self.scheduler.version
         self._pending.append(EngineUpdated(**self._stamp(), engine=engine_id, version=version))
 

@@ -17,11 +17,7 @@ from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.step_report import StepResult
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "RunTotals",
-    "ended_at",
-    "evaluation_metrics",
-]
+__all__ = ["RunTotals", "ended_at", "evaluation_metrics"]
 
 
 _LIBRARIES = ("flowrl", "torch", "transformers", "numpy", "tokenizers")
@@ -151,7 +147,7 @@ class RunTotals:
         )
 
     def _metric(self) -> str:
-        """The metric of the last line: the one asked for, or the score where nothing measures it.
+        """Returns the metric of the last line: the configured one, or the score without one.
 
         A name that the user wrote is measured, as the configuration's checks prove; the default
         need not be.

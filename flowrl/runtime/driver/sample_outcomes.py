@@ -31,10 +31,7 @@ from flowrl.runtime.driver.collected_batch import (
 from flowrl.runtime.driver.payloads import Payload, PayloadStore
 from flowrl.runtime.scoring.pool import ScoreFailure
 
-__all__ = [
-    "SampleOutcomes",
-    "ScorerResults",
-]
+__all__ = ["SampleOutcomes", "ScorerResults"]
 
 
 class SampleOutcomes:
@@ -80,7 +77,7 @@ class SampleOutcomes:
                 self._judged[group] = members[group]
 
     def dropped(self, sample: SampleId, payload: Payload, reason: str) -> None:
-        """A sample that ended unused."""
+        """Notes a sample that ended unused."""
         self._dropped.append((sample, payload, reason))
 
     def offered(self, items: Sequence[PromptItem]) -> None:
@@ -88,7 +85,7 @@ class SampleOutcomes:
         self._further += items
 
     def deliver(self, action: Deliver) -> None:
-        """A batch, with all that it reports."""
+        """Makes a batch, with all that it reports."""
         collected = CollectedBatch(
             dropped=self._dropped, further=self._further, version=action.version
         )
@@ -167,7 +164,7 @@ class ScorerResults:
         return answers
 
     def forget(self, sample: SampleId) -> None:
-        """The sample was dropped; answers that are still to come change nothing."""
+        """Notes that the sample was dropped; answers that are still to come are ignored."""
         self._terms.pop(sample, None)
         self._failures.pop(sample, None)
 

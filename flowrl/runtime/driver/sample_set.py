@@ -61,7 +61,7 @@ class SampleSet:
         return len(self.groups)
 
     def select(self, rows: Ints) -> SampleSet:
-        """The samples `rows`, in that order."""
+        """Returns the samples `rows`, in that order."""
         chosen: list[int] = rows.tolist()
         return SampleSet(
             origin=self.origin,
@@ -72,7 +72,7 @@ class SampleSet:
 
 
 def sample_set(origin: NodeId, groups: Sequence[GroupRows]) -> SampleSet:
-    """The set of whole groups, in their order."""
+    """Makes the set of whole groups, in their order."""
     rows = [row for _, members in groups for row in members]
     names = [group for group, members in groups for _ in members]
     return SampleSet(
@@ -124,7 +124,7 @@ def receive_rollout(
 
 
 def fill_fields(maker: Node, step: StepBatch, samples: SampleSet) -> None:
-    """The fields of samples that a rollout gives, or that a filter of them passes on.
+    """Fills in the fields of samples that a rollout, or a filter of it, passes on.
 
     Those of tokens, mask and turns are in the set's sequences.
     """
@@ -137,7 +137,7 @@ def fill_fields(maker: Node, step: StepBatch, samples: SampleSet) -> None:
 
 
 def _scores_read(parts: GraphParts, node: Node, samples: SampleSet) -> Floats:
-    """float32 `[N]`: the scores that a streaming filter looked at."""
+    """Returns float32 `[N]`: the scores that a streaming filter read."""
     source = score_source(parts.graph, node.id)
     assert source is not None  # the verifier of graphs proves it
     if source.op is Op.MAP:
@@ -146,10 +146,10 @@ def _scores_read(parts: GraphParts, node: Node, samples: SampleSet) -> Floats:
 
 
 def scores_by(role: RoleName, payloads: Sequence[Payload]) -> Floats:
-    """float32 `[N]`: what a reward or an environment gave."""
+    """Returns float32 `[N]`: the scores of a reward or an environment."""
     return np.array([payload.scores[role] for payload in payloads], np.float32)
 
 
 def _scores_judged(node: NodeId, payloads: Sequence[Payload]) -> Floats:
-    """float32 `[N]`: what a map made of scores, when the filter `node` judged the groups."""
+    """Returns float32 `[N]`: a map's scores, by which the filter `node` judged the groups."""
     return np.array([payload.judged[node] for payload in payloads], np.float32)

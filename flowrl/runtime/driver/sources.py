@@ -24,12 +24,7 @@ from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sample_set import StepBatch, sample_set
 from flowrl.wording import percent
 
-__all__ = [
-    "BatchNotFilled",
-    "PromptSupply",
-    "Responses",
-    "Source",
-]
+__all__ = ["BatchNotFilled", "PromptSupply", "Responses", "Source"]
 
 
 Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
@@ -59,7 +54,7 @@ class Source:
     prompts: PromptSet
 
     def take(self) -> list[PromptItem]:
-        """The rows of the next step."""
+        """Takes the rows of the next step."""
         return self.cursor.take(self.num)
 
     def take_further(self, num: int, source: str = "") -> list[PromptItem]:
@@ -70,7 +65,7 @@ class Source:
         return self.cursor.take_of(source, num)
 
     def item_of(self, group: GroupId) -> PromptItem:
-        """A row that was handed out.
+        """Returns a row that was handed out.
 
         Raises:
             KeyError: there is no such row.
@@ -137,14 +132,14 @@ class PromptSupply:
     taken: int = 0
 
     def note(self, group: GroupId, reason: str | None) -> None:
-        """A group was kept, or lost for a reason."""
+        """Counts a group as kept, or as lost for a reason."""
         if reason is None:
             self.kept += 1
         else:
             self.lost.setdefault(group, reason)
 
     def begin(self) -> None:
-        """Another batch begins."""
+        """Begins another batch."""
         self.kept = self.taken = 0
         self.lost.clear()
 
@@ -161,7 +156,7 @@ class PromptSupply:
         return list(self.take(allowed, source))
 
     def exhausted(self, missing: int) -> BatchNotFilled:
-        """The error of a batch that cannot be filled."""
+        """Makes the error of a batch that cannot be filled."""
         ended = self.kept + len(self.lost)
         counted = Counter(self.lost.values()).most_common()
         reasons = ", ".join(

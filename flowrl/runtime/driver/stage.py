@@ -120,7 +120,7 @@ class Stage:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Nothing of the stage uses scorers or environments while the block runs."""
+        """Keeps scorers and environments unused while the block runs."""
         yield
 
     def save(self, folder: Path) -> None:
@@ -157,7 +157,7 @@ class Stage:
     def _begin(
         self, number: int, sources: Collection[NodeId] | None = None
     ) -> tuple[StepBatch, dict[NodeId, list[PromptItem]]]:
-        """The rows of every source, and a step that holds those that come with responses.
+        """Takes the rows of every source, and makes a step with those that have responses.
 
         Args:
             sources: Takes of these only.
@@ -185,7 +185,7 @@ class Stage:
                 rollout.journal.flush()
 
     def state(self) -> dict[str, object]:
-        """JSON of the last boundary: after the last whole step, also in the middle of the next."""
+        """Returns JSON of the last boundary: after the last whole step, also within the next."""
         return self._boundary
 
     def _written(self) -> dict[str, object]:
@@ -247,7 +247,7 @@ def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> 
 
 
 def delivered_groups(generated: GeneratedRollout) -> Sequence[GroupRows]:
-    """The groups that the batch part gets, in offer order."""
+    """Returns the groups that the batch part gets, in offer order."""
     if not generated.part.whole:
         return generated.collected.groups
     members = _by_group(generated.collected)
@@ -308,7 +308,7 @@ def _observed(rollouts: Sequence[OpenRollout], report: StepReport) -> set[NodeId
 
 
 def part_of(state: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """A named part of a written state.
+    """Returns a named part of a written state.
 
     Raises:
         CheckpointError: it is not there.

@@ -33,13 +33,7 @@ from flowrl.runtime.driver.sample_set import StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 
-__all__ = [
-    "UNNAMED_TOKENS",
-    "GeneratedRollout",
-    "StepReport",
-    "StepResult",
-    "reported_score",
-]
+__all__ = ["UNNAMED_TOKENS", "GeneratedRollout", "StepReport", "StepResult", "reported_score"]
 
 
 UNNAMED_TOKENS = "unnamed_tokens"
@@ -164,7 +158,7 @@ class StepReport:
     def result(
         self, step: StepBatch, generated: Sequence[GeneratedRollout], started: float
     ) -> StepResult:
-        """The step's rows.
+        """Returns the step's rows.
 
         Args:
             started: When it began, by the monotonic clock.
@@ -189,7 +183,7 @@ class StepReport:
     # Samples
 
     def _ends(self, step: StepBatch, rollout: GeneratedRollout) -> list[_Ended]:
-        """Every sample of a rollout and its end: consumed ones first, then filtered, then dropped.
+        """Returns every sample of a rollout and its end: consumed, then filtered, then dropped.
 
         A sample is consumed where an update reads a set that it is in; one of a rollout that no
         update reads (a baseline) where it was delivered.
@@ -263,7 +257,7 @@ class StepReport:
         generated: Sequence[GeneratedRollout],
         ends: Mapping[NodeId, Sequence[_Ended]],
     ) -> StepMetrics:
-        """The row with rewards and lengths of all scored samples, filtered ones too."""
+        """Adds rewards and lengths of all scored samples, filtered ones too."""
         extra = dict(step.logged)
         if step.skipped:
             extra["skipped_nodes"] = float(len(step.skipped))
@@ -354,7 +348,7 @@ class StepReport:
         return format_attr(nodes[-1].attr("spec")) if nodes else ""
 
     def _rewards(self, step: StepBatch, rollout: GeneratedRollout) -> dict[str, float]:
-        """Mean, spread and failures of each reward term of a rollout, and all failures together.
+        """Returns mean, spread and failures of each reward term of a rollout, and all failures.
 
         A reward model is a term of its role's name.
         """
@@ -390,7 +384,7 @@ class StepReport:
         return "" if role == self._role else f"{role}/"
 
     def _with_updates(self, metrics: StepMetrics, step: StepBatch) -> StepMetrics:
-        """The row with means over the step's updates; the learning rate is of the last."""
+        """Adds means over the step's updates; the learning rate is the last one."""
         extra = dict(metrics.extra)
         by_role: dict[RoleName, list[OptimizerStep]] = {}
         for node, updates in step.updates.items():
@@ -426,7 +420,7 @@ _OWN_FIELDS = (
 
 
 def _scored(collected: CollectedBatch) -> list[tuple[SampleId, Payload]]:
-    """Delivered samples, then filtered ones."""
+    """Returns delivered samples, then filtered ones."""
     kept = [row for _, members in collected.groups for row in members]
     return kept + [(sample, payload) for sample, payload, _ in collected.filtered]
 
@@ -497,7 +491,7 @@ def _update_numbers(updates: Sequence[OptimizerStep]) -> dict[str, float]:
 
 
 def _seconds(step: StepBatch, generated: Sequence[GeneratedRollout]) -> dict[str, float]:
-    """Wall time by kind of work, of rollouts and of the batch part together."""
+    """Returns wall time by kind of work, of rollouts and of the batch part together."""
     if not generated:
         return step.seconds
     seconds = {

@@ -11,9 +11,7 @@ from flowrl.runtime.driver.step_report import UNNAMED_TOKENS
 from flowrl.specs import Difficulty, Threshold
 from flowrl.wording import counted, percent
 
-__all__ = [
-    "StepWarnings",
-]
+__all__ = ["StepWarnings"]
 
 
 IDLE_STEPS = 3
@@ -150,7 +148,7 @@ def _shrank(best: StepMetrics, now: StepMetrics) -> bool:
 
 
 def _said(metrics: StepMetrics) -> str:
-    """`0 (length 1.0, truncated 0 %)`."""
+    """Returns `0 (length 1.0, truncated 0 %)`."""
     cut = percent(metrics.truncated or 0.0)
     return f"{metrics.reward_mean:.3g} (length {metrics.length_mean:.1f}, truncated {cut})"
 
@@ -160,7 +158,7 @@ def _is_silent(metrics: StepMetrics) -> bool:
 
 
 def _removal(spec: object, mean: float | None) -> tuple[str, str]:
-    """By which rule groups were removed, and what to do."""
+    """Returns by which rule groups were removed, and a hint."""
     at = "" if mean is None else f", at {mean:g} on average"
     match spec:
         case Difficulty(low=low, high=high):

@@ -19,12 +19,7 @@ from typing import Any
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId
-from flowrl.rollout import (
-    BatchAsked,
-    Deliver,
-    EngineContinueAsked,
-    EnginePauseAsked,
-)
+from flowrl.rollout import BatchAsked, Deliver, EngineContinueAsked, EnginePauseAsked
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.driver.collected_batch import CollectedBatch, Seconds
 from flowrl.runtime.driver.rollout_driver import POLL_S, RolloutDriver
@@ -32,9 +27,7 @@ from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.workers import wait_for_any
 
-__all__ = [
-    "StreamingDriver",
-]
+__all__ = ["StreamingDriver"]
 
 
 class StreamingDriver(RolloutDriver):
@@ -63,7 +56,7 @@ class StreamingDriver(RolloutDriver):
     # What the trainer asks for
 
     def ask(self, batch: int) -> None:
-        """The trainer is free, and waits for a batch."""
+        """Requests a batch: the trainer is free."""
         if batch in self._outcomes.batches:
             return  # delivered to a process that was stopped before it took it
         self._asked = (batch, self._clock())
@@ -74,7 +67,7 @@ class StreamingDriver(RolloutDriver):
         return batch in self._outcomes.batches
 
     def take(self, batch: int) -> CollectedBatch:
-        """A delivered batch."""
+        """Takes a delivered batch."""
         return self._outcomes.batches.pop(batch)
 
     def load(self, version: int, folder: Path) -> None:
@@ -195,7 +188,7 @@ class StreamingDriver(RolloutDriver):
         self._wait_for(lambda: not self._results.due, lambda: self._poll_scoring(spent, wait=True))
 
     def written(self) -> tuple[dict[str, object], UnusedSamples]:
-        """The scheduler's state and the samples, between two decode steps.
+        """Returns the scheduler's state and the samples, between two decode steps.
 
         Running samples are stopped with their tokens, so that these are in it, and go on.
         """

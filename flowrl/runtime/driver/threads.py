@@ -30,11 +30,7 @@ from typing import Any, Protocol, TypeVar
 
 from flowrl.errors import SchedulerError
 
-__all__ = [
-    "BusyThread",
-    "RolloutThread",
-    "RoundServer",
-]
+__all__ = ["BusyThread", "RolloutThread", "RoundServer"]
 
 
 T = TypeVar("T")

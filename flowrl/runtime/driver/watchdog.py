@@ -17,9 +17,7 @@ from types import TracebackType
 
 from flowrl.errors import SchedulerError
 
-__all__ = [
-    "Watchdog",
-]
+__all__ = ["Watchdog"]
 
 
 class Watchdog:
@@ -73,7 +71,7 @@ class Watchdog:
         return self._stalled
 
     def beat(self) -> None:
-        """Something moved."""
+        """Reports progress."""
         self._last = self._clock()
 
     def check(self) -> float:

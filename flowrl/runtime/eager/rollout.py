@@ -57,11 +57,7 @@ from flowrl.runtime.scoring.in_process import InlineScorer
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import FilterSpec
 
-__all__ = [
-    "EagerRollout",
-    "TwoPhaseDriver",
-    "VisibleResults",
-]
+__all__ = ["EagerRollout", "TwoPhaseDriver", "VisibleResults"]
 
 
 _POLL_S = 0.25
@@ -202,7 +198,7 @@ class VisibleResults:
         self._give(node, mine, rows, step)
 
     def _give(self, node: Node, mine: SampleSet, rows: Ints, step: StepBatch) -> None:
-        """The rows of what a node gave."""
+        """Copies rows of a node's outputs into a step."""
         places = mine.sequences.places(rows.tolist())
         for field in node.outputs:
             values = self.batch.values.get((node.id, field.name))
@@ -346,7 +342,7 @@ class EagerRollout:
         make_subset(inputs, batch, rows_kept(inputs) if of_batch else self._rows_judged(inputs))
 
     def _rows_judged(self, inputs: NodeInputs) -> Ints:
-        """int64, the rows that a filter keeps when it judges groups as they are scored."""
+        """Returns int64, the rows that a filter keeps when it judges groups as they are scored."""
         node = inputs.node
         spec, source = node.attr("spec"), score_source(self.program.parts.graph, node.id)
         assert isinstance(spec, FilterSpec)

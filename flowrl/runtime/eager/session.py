@@ -26,9 +26,7 @@ from flowrl.observe.rows import Summary
 from flowrl.runtime.eager.stage import EagerStage, EagerStepResult
 from flowrl.runtime.run import Turn, new_run, opened_run
 
-__all__ = [
-    "EagerSession",
-]
+__all__ = ["EagerSession"]
 
 
 class EagerSession:

@@ -29,11 +29,7 @@ from flowrl.runtime.driver.step_report import StepReport, StepResult
 from flowrl.runtime.eager.rollout import EagerRollout, TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.step import EagerStep, node_mapping_of
 
-__all__ = [
-    "EagerStage",
-    "EagerStepResult",
-    "EagerTracer",
-]
+__all__ = ["EagerStage", "EagerStepResult", "EagerTracer"]
 
 
 _HINT = (
@@ -70,7 +66,7 @@ class EagerTracer(Tracer):
             self._step.run(node.id)
 
     def ended(self) -> None:
-        """The function has returned.
+        """Checks the end of the function.
 
         Raises:
             TraceError: the compiled program goes on.

@@ -42,11 +42,7 @@ from flowrl.runtime.eager.values import (
     samples_value,
 )
 
-__all__ = [
-    "EagerStep",
-    "NodeMapping",
-    "node_mapping_of",
-]
+__all__ = ["EagerStep", "NodeMapping", "node_mapping_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +58,7 @@ class NodeMapping:
     dropped: Mapping[NodeId, str]
 
     def lowered_id(self, node: NodeId) -> NodeId:
-        """The node whose values are those of `node`: itself, or the one it was merged into."""
+        """Returns the node with the values of `node`: itself, or the one it was merged into."""
         return self.merged.get(node, node)
 
 
@@ -213,7 +209,7 @@ class EagerStep:
         return self._origins(node) <= self._handed_over
 
     def _rollouts_for(self, node: Node) -> set[NodeId]:
-        """The rollouts that must be there before a node runs."""
+        """Returns the rollouts that must be there before a node runs."""
         if node.op in _OF_MODELS or (node.op is Op.SCORE and not is_rule_score(node)):
             return set(self._rollouts)
         origins = self._origins(node)
@@ -282,7 +278,7 @@ class EagerStep:
         return tuple(self._lowered)
 
     def node(self, node_id: str) -> Node:
-        """A node of the lowered graph, or the one that a traced node was merged into.
+        """Returns a node of the lowered graph, or the one that a traced node was merged into.
 
         Raises:
             KeyError: no such node.

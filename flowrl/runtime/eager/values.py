@@ -16,14 +16,7 @@ from flowrl.program.values import SamplesValue, shortened
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sample_set import Array, SampleSet, StepBatch
 
-__all__ = [
-    "TextOf",
-    "arrays_of",
-    "arrays_text",
-    "is_of_samples",
-    "prompts_text",
-    "samples_value",
-]
+__all__ = ["TextOf", "arrays_of", "arrays_text", "is_of_samples", "prompts_text", "samples_value"]
 
 
 TextOf: TypeAlias = Callable[[NodeId, Payload], str]
@@ -77,7 +70,7 @@ def samples_value(
 
 
 def arrays_of(node: Node, fields: Sequence[Field], batch: StepBatch) -> dict[str, Array]:
-    """The arrays of fields that a node gave; empty ones where it had no sample to work on."""
+    """Returns the arrays of a node's fields; empty ones if it had no sample to work on."""
     found: dict[str, Array] = {}
     for field in fields:
         values = batch.values.get((node.id, field.name))
@@ -115,5 +108,5 @@ def arrays_text(arrays: Mapping[str, Array], fields: Sequence[Field], mask: Mask
 
 
 def prompts_text(texts: Sequence[str]) -> str:
-    """`4 prompts: '1+2=', ...`."""
+    """Returns `4 prompts: '1+2=', ...`."""
     return f"{len(texts)} prompts: {shortened(texts[0])}{', ...' if len(texts) > 1 else ''}"

@@ -60,9 +60,7 @@ from flowrl.runtime.local.engine_restarts import Restartable
 from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.specs import FinishReason, Sampling
 
-__all__ = [
-    "EpisodeEngine",
-]
+__all__ = ["EpisodeEngine"]
 
 
 _NO_INTS = np.zeros(0, np.int64)
@@ -424,7 +422,7 @@ class EpisodeEngine:
         )
 
     def _sampling(self, sampling: Sampling, have: int, limit: int) -> Sampling:
-        """The options of a turn that begins behind `have` tokens; one object for equal options."""
+        """Returns the options of a turn after `have` tokens; one object for equal options."""
         key = (sampling, have, limit)
         found = self._samplings.get(key)
         if found is None:

@@ -32,13 +32,7 @@ from traceback import FrameSummary
 from types import FrameType
 from typing import Any, TypeAlias
 
-from flowrl.backend.environment import (
-    Action,
-    Environment,
-    EpisodeStart,
-    Observation,
-    Outcome,
-)
+from flowrl.backend.environment import Action, Environment, EpisodeStart, Observation, Outcome
 from flowrl.ids import SampleId
 from flowrl.runtime.environments.transcript import (
     EpisodeFailure,
@@ -50,12 +44,7 @@ from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.user_errors import described, short_path, user_frames
 from flowrl.wording import counted
 
-__all__ = [
-    "Answer",
-    "Call",
-    "EnvironmentLoop",
-    "Reply",
-]
+__all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
 
 
 _log = logging.getLogger(__name__)
@@ -179,7 +168,7 @@ class EnvironmentLoop:
         return time.monotonic() - self._alive > limit_s
 
     def blocking(self) -> tuple[Call | None, EpisodeFailure | None]:
-        """The call whose code holds the thread, and what becomes of it; with its line."""
+        """Returns the call whose code blocks the thread, and its failure with its line."""
         call = self._inside
         if call is None:
             return None, None
@@ -312,7 +301,7 @@ class EnvironmentLoop:
     async def _answer(
         self, call: Call, coroutine: Coroutine[Any, Any, Observation | Outcome]
     ) -> Answer:
-        """The call's answer, whatever its code does; only a cancellation gets out."""
+        """Returns the call's answer, whatever its code does; only a cancellation is raised."""
         try:
             return await _Watched(coroutine, self, call)
         except asyncio.CancelledError:
@@ -330,7 +319,7 @@ class EnvironmentLoop:
             return self._failure(call, FailureKind.RAISED, what, frames)
 
     def _place(self, call: Call) -> tuple[str, ...]:
-        """The user's method that answers a call, where the environment knows it."""
+        """Returns the user's method that answers a call, if the environment knows it."""
         places: Mapping[str, str] = getattr(self._environment, "places", {})
         place = places.get("reset" if call.turn is None else "step")
         return () if place is None else (short_path(place),)
@@ -459,7 +448,7 @@ def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _where_it_waits(coroutine: object) -> list[FrameSummary]:
-    """The frames of a suspended coroutine and of those that it awaits, outermost first."""
+    """Returns the frames of a suspended coroutine and those it awaits, outermost first."""
     stack: list[FrameSummary] = []
     while True:
         frame = getattr(coroutine, "cr_frame", None)

@@ -30,12 +30,7 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.environments.loop import Answer, Call, EnvironmentLoop, Reply
 from flowrl.runtime.user_errors import described, library_folders, user_frames
 
-__all__ = [
-    "Answered",
-    "EnvironmentPool",
-    "EpisodeLost",
-    "OpenEnvironment",
-]
+__all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment"]
 
 
 _MAX_LOST = 3

@@ -74,7 +74,7 @@ class EpisodeFailure:
     frames: tuple[str, ...] = ()
 
     def error(self) -> RewardError:
-        """The failure as an error that names the sample."""
+        """Returns the failure as an error that names the sample."""
         return RewardError(f"the environment {self.message}", where=f"sample {self.sample}")
 
 
@@ -157,7 +157,7 @@ class Transcript:
         self._terms[reason] = 1.0
 
     def act(self, turn: Finished, state: int) -> None:
-        """The policy has made a turn.
+        """Adds a turn of the policy.
 
         Args:
             state: Number of the environment's state before it.
@@ -183,7 +183,7 @@ class Transcript:
             self._terms[name] = self._terms.get(name, 0.0) + value
 
     def say(self, text: str) -> None:
-        """Text for people."""
+        """Adds text for people."""
         self._texts.append(text)
 
     def end(
@@ -194,7 +194,7 @@ class Transcript:
         reason: FinishReason,
         failure: EpisodeFailure | None = None,
     ) -> FinishedEpisode:
-        """The episode as it ended."""
+        """Makes the finished episode."""
         pieces = self._pieces
         sizes = [len(piece.tokens) for piece in pieces]
         token_reward = np.zeros(self.num_tokens, np.float32)
@@ -249,7 +249,7 @@ def _kept(pieces: Sequence[_Piece]) -> KeptTokens | None:
 
 
 def state_number(state: EnvironmentState, sample: SampleId, turn: int) -> int:
-    """A number from 0 up that is equal for equal states; a state of None equals no other.
+    """Returns a number from 0 that is equal for equal states; a state of None equals no other.
 
     63 bits of a hash: two different states among a million share one with probability 5e-8.
     """

@@ -23,9 +23,7 @@ from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.local.processes import core_id
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = [
-    "EngineFleet",
-]
+__all__ = ["EngineFleet"]
 
 
 class _Member(RestartableEngine):
@@ -41,7 +39,7 @@ class _Member(RestartableEngine):
         super().__init__(opened, lambda engine: serve(self.process))
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do."""
+        """Returns a descriptor that is readable when `poll` has something to do."""
         return self.process.fileno()
 
     def seconds_to_limit(self) -> float:
@@ -149,7 +147,7 @@ class EngineFleet:
             self._serve(name, process)
 
     def publish(self, version: int, folder: Path) -> None:
-        """`announce`, and `load` for every engine."""
+        """Calls `announce`, and `load` for every engine."""
         self.announce(version, folder)
         for name in self._members:
             self.load(name)

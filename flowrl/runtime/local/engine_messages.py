@@ -82,7 +82,7 @@ def pack_requests(requests: Sequence[GenerateRequest]) -> list[RequestFields]:
 def unpack_requests(
     packed: Sequence[RequestFields], samplings: dict[Sampling, Sampling]
 ) -> list[GenerateRequest]:
-    """The requests.
+    """Unpacks the requests of `pack_requests`.
 
     Args:
         samplings: Options seen before, by themselves. Equal ones become one object again, by which
@@ -129,7 +129,7 @@ def pack_ends(ends: Sequence[Finished]) -> PackedEnds:
 
 
 def unpack_ends(packed: PackedEnds) -> list[Finished]:
-    """The ends."""
+    """Unpacks the ends of `pack_ends`."""
     samples, attempts, reasons, counts, tokens, logprobs, versions, kept = packed
     ends, begin = [], 0
     for i, sample in enumerate(samples):
@@ -156,7 +156,7 @@ def pack_progress(progress: Sequence[Progress]) -> PackedProgress:
 
 
 def unpack_progress(packed: PackedProgress) -> list[Progress]:
-    """The progress."""
+    """Unpacks the progress of `pack_progress`."""
     return [
         Progress(sample=SampleId(sample), attempt=attempt, num_tokens=num_tokens)
         for sample, attempt, num_tokens in packed

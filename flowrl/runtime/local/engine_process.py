@@ -45,9 +45,7 @@ from flowrl.runtime.local.processes import (
     start_module,
 )
 
-__all__ = [
-    "EngineProcess",
-]
+__all__ = ["EngineProcess"]
 
 
 # Seconds that an idle engine may take to end by itself.

@@ -109,7 +109,7 @@ class EngineFailures:
         self.broken.setdefault(engine, error)
 
     def ended_some(self, engine: EngineId) -> None:
-        """The engine has ended samples: its deaths before count no more."""
+        """Notes that the engine has finished samples, which clears its failures."""
         self._failures[engine] = 0
 
     def restart(self, engine: EngineId) -> bool:

@@ -41,9 +41,7 @@ from flowrl.runtime.local.processes import (
 )
 from flowrl.specs import Sampling
 
-__all__ = [
-    "main",
-]
+__all__ = ["main"]
 
 
 # How long a poll may decode before the socket is looked at again.

@@ -20,10 +20,7 @@ from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
 from flowrl.runtime.local.processes import core_id
 from flowrl.wording import counted
 
-__all__ = [
-    "require_local_plan",
-    "require_plan_for_one",
-]
+__all__ = ["require_local_plan", "require_plan_for_one"]
 
 
 _UNDO = (
@@ -128,7 +125,7 @@ def _require_same(where: str, found: object, expected: object, hint: str = _UNDO
 
 
 def _words(value: object) -> str:
-    """A part of a plan, as people read it."""
+    """Returns a part of a plan as text for people."""
     if isinstance(value, Layout):
         return value.describe()
     if isinstance(value, tuple | list) and any(is_dataclass(one) for one in value):

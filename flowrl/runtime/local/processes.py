@@ -105,12 +105,12 @@ def ending(returncode: int | None) -> str:
 
 
 def standard_error() -> int:
-    """This process's standard error, or nothing where it is closed."""
+    """Returns this process's standard error, or nothing if it is closed."""
     return subprocess.DEVNULL if sys.__stderr__ is None else 2
 
 
 def core_id(number: int) -> int | None:
-    """The kernel's number of a core, counted among those that this process may use.
+    """Returns the kernel's number of a core, counted among those that this process may use.
 
     None where there is no such core, or where the platform binds no process to one.
     """
@@ -155,7 +155,7 @@ def received(sock: socket.socket, nbytes: int) -> bytes:
 
 
 def named_plugin(name: str) -> Plugin:
-    """A plug-in: by name, or as `module:attribute`."""
+    """Returns a plug-in by its name, or by `module:attribute`."""
     module, colon, attribute = name.partition(":")
     plugin = getattr(importlib.import_module(module), attribute) if colon else find(name)
     if not isinstance(plugin, Plugin):
@@ -169,7 +169,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def pack(message: Message) -> bytes:
-    """A frame."""
+    """Packs a message into a frame."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
@@ -181,7 +181,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes."""
+        """Returns the messages that `data` completes."""
         self._buffer += data
         messages: list[Message] = []
         position = 0

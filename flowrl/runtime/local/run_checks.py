@@ -23,10 +23,7 @@ from flowrl.runtime.driver.graph_parts import (
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
 from flowrl.runtime.setup.rollouts import settings_of, train_key
 
-__all__ = [
-    "require_here",
-    "require_runnable",
-]
+__all__ = ["require_here", "require_runnable"]
 
 
 def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
@@ -127,7 +124,7 @@ def _require_streaming(
 
 
 def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
-    """A batch can be refilled where its filters judge groups as soon as these are scored."""
+    """Checks that filters judge groups as they are scored, so that a batch can be refilled."""
     if not stage.config.train.refill:
         return
     parts = GraphParts(stage.graph)
@@ -157,7 +154,7 @@ def _line(node: Node) -> str:
 
 
 def _require_evaluated_policy(config: RunConfig, stage: CompiledStage, use: RoleUse) -> None:
-    """A stop check measures the policy that the run trains last."""
+    """Checks that a stop check measures the policy that the run trains last."""
     if stage.config.stop is None:
         return
     trained = [node.role for node in stage.graph.of_op(Op.UPDATE)]

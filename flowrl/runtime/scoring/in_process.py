@@ -26,10 +26,7 @@ from flowrl.runtime.scoring.worker import checked_score, classified, package_fol
 from flowrl.runtime.user_errors import library_folders, user_frames
 from flowrl.runtime.workers import require
 
-__all__ = [
-    "InlineScorer",
-    "open_inline_scoring",
-]
+__all__ = ["InlineScorer", "open_inline_scoring"]
 
 
 class InlineScorer:
@@ -57,7 +54,7 @@ class InlineScorer:
         return InlineScorer(self._scorer, self._own)
 
     def prefetch(self, request: ScoreRequest) -> ScoreResult | ScoreFailure:
-        """The answer to a request that is going to be submitted, which is not asked again then."""
+        """Scores a request before it is submitted; `submit` uses the same answer."""
         if request.sample not in self._prefetched:
             self._prefetched[request.sample] = self._score(request)
         return self._prefetched[request.sample]

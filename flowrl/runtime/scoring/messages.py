@@ -21,11 +21,7 @@ from typing import TypeAlias
 
 from flowrl.backend.protocols import ScoreRequest
 
-__all__ = [
-    "RequestTuple",
-    "Status",
-    "request_tuple",
-]
+__all__ = ["RequestTuple", "Status", "request_tuple"]
 
 
 RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int]
@@ -33,7 +29,7 @@ RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int]
 
 
 def request_tuple(ticket: int, request: ScoreRequest) -> RequestTuple:
-    """A request as it crosses."""
+    """Returns a request as the tuple that is sent."""
     return (
         ticket,
         request.sample,
@@ -59,13 +55,13 @@ class Status:
         self._memory = memory
 
     def begin(self, ticket: int, now: float) -> None:
-        """Worker: scoring of `ticket` begins."""
+        """Notes, in the worker, that scoring of `ticket` begins."""
         self.enter("")
         struct.pack_into("=q", self._memory, 0, ticket)
         struct.pack_into("=d", self._memory, 8, now)
 
     def enter(self, term: str) -> None:
-        """Worker: the term of that name is computed; of a long name the beginning is kept."""
+        """Notes, in the worker, the term that is computed; a long name is cut."""
         self._memory[16 : self.NBYTES] = term.encode()[: self.NBYTES - 16].ljust(240, b"\0")
 
     @property
@@ -74,10 +70,10 @@ class Status:
         return self._memory[16 : self.NBYTES].rstrip(b"\0").decode(errors="ignore")
 
     def end(self) -> None:
-        """Worker: nothing is being scored."""
+        """Notes, in the worker, that nothing is being scored."""
         struct.pack_into("=d", self._memory, 8, 0.0)
 
     def read(self) -> tuple[int, float] | None:
-        """Pool: `(ticket, began)`, or None where nothing is being scored."""
+        """Returns, in the pool, `(ticket, began)`, or None if nothing is being scored."""
         ticket, began = struct.unpack_from("=qd", self._memory, 0)
         return (ticket, began) if began else None

@@ -47,12 +47,7 @@ from flowrl.runtime.local.processes import (
 )
 from flowrl.runtime.scoring.messages import Status, request_tuple
 
-__all__ = [
-    "FailureKind",
-    "ScoreFailure",
-    "ScoringPool",
-    "failure_message",
-]
+__all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
 
 _MAX_BATCH = 128
@@ -87,7 +82,7 @@ class ScoreFailure:
     term: str = ""
 
     def error(self) -> RewardError:
-        """The failure as an error that names the sample."""
+        """Returns the failure as an error that names the sample."""
         return RewardError(f"the reward {self.message}", where=f"sample {self.sample}")
 
 
@@ -445,7 +440,7 @@ class ScoringPool:
 
 
 def _shared_memory() -> IO[bytes]:
-    """A file of `Status.NBYTES` zeros without a name, in memory where the system can."""
+    """Returns an unnamed file of `Status.NBYTES` zeros, in memory where the system can."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = open(os.memfd_create("flowrl-scoring"), "r+b")  # noqa: PTH123, SIM115
     else:

@@ -44,13 +44,7 @@ from flowrl.runtime.scoring.messages import RequestTuple, Status
 from flowrl.runtime.user_errors import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "checked_score",
-    "classified",
-    "main",
-    "package_folders",
-    "unloadable",
-]
+__all__ = ["checked_score", "classified", "main", "package_folders", "unloadable"]
 
 
 # Results wait this long for company; a slow reward does not hold back those that ended before it.
@@ -121,7 +115,7 @@ class _Worker:
         self._failures: list[tuple[int, str, str, tuple[str, ...], str]] = []
 
     def run(self, scorer: ScoreBackend, timeout_s: float, incoming: FrameReader) -> None:
-        """Until the pool closes the socket."""
+        """Works until the pool closes the socket."""
         if isinstance(scorer, NamesTerms):
             scorer.on_term = self._status.enter
         alarm = _Alarm(timeout_s, self._flush)
@@ -244,13 +238,13 @@ def _first(sock: socket.socket, incoming: FrameReader) -> Message | None:
 
 
 def package_folders(plugin: Plugin) -> tuple[Path, ...]:
-    """The folders of the package that a plug-in comes in, whose code is not the user's."""
+    """Returns the folders of a plug-in's package, whose code is not the user's."""
     package = sys.modules[type(plugin).__module__.partition(".")[0]]
     return tuple(Path(folder) for folder in getattr(package, "__path__", ()))
 
 
 def classified(reason: BaseException) -> tuple[str, str]:
-    """The kind of failure that an exception of a reward is (`raised`, `invalid`), and its text."""
+    """Returns the kind of a reward's exception (`raised`, `invalid`), and its text."""
     if isinstance(reason, RewardError):
         found = f" ({reason.found})" if reason.found else ""
         return "invalid", f"{reason.what}{found}"[:_MAX_TEXT]
@@ -271,7 +265,7 @@ def _request(values: RequestTuple) -> ScoreRequest:
 
 
 def checked_score(result: object) -> tuple[float, dict[str, float]]:
-    """Score and terms. A scorer is a plug-in: what it returns is looked at before it is believed.
+    """Returns score and terms; a scorer is a plug-in, so its return value is checked.
 
     Raises:
         RewardError: it is no score.

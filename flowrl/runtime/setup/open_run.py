@@ -40,9 +40,7 @@ from flowrl.runtime.setup.stage import StageMaker
 from flowrl.runtime.setup.user_inputs import RunInputs
 from flowrl.specs import Sampling
 
-__all__ = [
-    "OpenRun",
-]
+__all__ = ["OpenRun"]
 
 
 class OpenRun:
@@ -138,7 +136,7 @@ class OpenRun:
             stage.close()
 
     def _rollout_thread(self) -> RolloutThread:
-        """The thread of asynchronous rollouts, opened when it is first needed."""
+        """Returns the thread of asynchronous rollouts, opened when it is first needed."""
         if self._thread is None:
             self._thread = RolloutThread()
         return self._thread
@@ -151,7 +149,7 @@ class OpenRun:
         return self._use.trained if self._use.policy is None else self._use.policy
 
     def _placements(self) -> dict[RoleName, Placement]:
-        """Each role's placement in the last plan that has one."""
+        """Returns each role's placement in the last plan that has one."""
         return {
             RoleName(placement.role): placement
             for stage in self._stages
@@ -181,7 +179,7 @@ class OpenRun:
         return self._stage
 
     def begin_step_again(self, index: int) -> Stage:
-        """The stage as it was at its last boundary, after a step that was given up.
+        """Returns the stage at its last boundary, after a step that was given up.
 
         That step must have changed no weights, and have left nothing in the engines.
         """
@@ -266,7 +264,7 @@ class OpenRun:
         )
 
     def _rollouts_of_policy(self) -> list[tuple[GraphParts, RolloutPart]]:
-        """The evaluated policy's rollouts of the last stage that has any."""
+        """Returns the evaluated policy's rollouts of the last stage that has any."""
         for parts in reversed(self._parts):
             own = [p for p in parts.rollouts if role_of(p.generate_node) == self._use.policy]
             if own:

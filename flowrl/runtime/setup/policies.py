@@ -36,9 +36,7 @@ from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.runtime.workers import PolicyWorker, open_policy
 from flowrl.specs import AdamW
 
-__all__ = [
-    "OpenPolicies",
-]
+__all__ = ["OpenPolicies"]
 
 
 class OpenPolicies:

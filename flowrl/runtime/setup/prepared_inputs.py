@@ -60,7 +60,7 @@ class Solutions:
         }
 
     def of(self, item: PromptItem) -> Ints:
-        """int64 `[R]`, the solution of an item's row and the end token."""
+        """Returns int64 `[R]`, the solution of an item's row and the end token."""
         return self._tokens[item.index]
 
     def longest(self, prompt: Prompt) -> int:
@@ -107,7 +107,7 @@ class Pairs:
             )
 
     def of(self, item: PromptItem) -> PairTokens:
-        """The responses of an item's row."""
+        """Returns the responses of an item's row."""
         return self._tokens[item.index]
 
     def longest(self, prompt: Prompt) -> int:
@@ -284,7 +284,7 @@ def _role_model(config: RunConfig, folder: Path, role: RoleName, rows: Rows) -> 
 def _fitting(
     prompts: PromptSet, responses: Solutions | Pairs, max_length: int, notes: list[str]
 ) -> PromptSet:
-    """The prompts whose responses fit behind them; notes how many do not."""
+    """Returns the prompts whose responses fit after them; notes how many do not."""
     what, both = (
         ("pair", "prompt and the longer response")
         if isinstance(responses, Pairs)

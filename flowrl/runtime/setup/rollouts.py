@@ -206,7 +206,7 @@ class DriverMaker:
         )
 
     def _environment(self, role: RoleName, owner: str) -> EnvironmentPool:
-        """The environment of a role for one user, opened when it is first needed."""
+        """Returns the environment of a role for one user, opened when it is first needed."""
         if (role, owner) not in self._environments:
             self._environments[role, owner] = open_environment(self._config, role)
         return self._environments[role, owner]
@@ -241,12 +241,12 @@ State = Mapping[str, object]
 
 
 def train_key(config: RunConfig, stage: CompiledStage) -> str:
-    """The config key of a stage's `train`."""
+    """Returns the config key of a stage's `train`."""
     return "train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train"
 
 
 def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> SchedulerSettings:
-    """The rules of a rollout's scheduler.
+    """Returns the rules of a rollout's scheduler.
 
     Raises:
         ConfigError: the configuration's policies are none.
@@ -352,7 +352,7 @@ class RolloutMaker:
         fleet: EngineFleet | None = None,
         supply: PromptSupply | None = None,
     ) -> OpenRollout:
-        """A rollout and its driver.
+        """Makes a rollout and its driver.
 
         Args:
             run: Runs the maps that its filters read.
@@ -398,7 +398,7 @@ class RolloutMaker:
     def make_stepwise(
         self, part: RolloutPart, run: RunNode, fleet: EngineFleet | None
     ) -> OpenRollout:
-        """A rollout that is driven step by step."""
+        """Makes a rollout that is driven step by step."""
         refills = self.stage.config.train.refill
         return self.make(part, run, fleet=fleet, supply=self._supply(part) if refills else None)
 
@@ -415,7 +415,7 @@ class RolloutMaker:
         return next(source for source in self.sources if source.node == node)
 
     def _scheduler(self, part: RolloutPart) -> tuple[RolloutScheduler, UnusedSamples | None]:
-        """A rollout's scheduler, and the samples of a checkpoint that belong to it."""
+        """Returns a rollout's scheduler, and the samples of a checkpoint that belong to it."""
         if self.state is None:
             return RolloutScheduler(settings_of(self.config, self.stage, part)), None
         written = part_of(part_of(self.state, "schedulers"), part.node.id)
@@ -427,7 +427,7 @@ class RolloutMaker:
 
 
 def _filters(part: RolloutPart) -> dict[str, str]:
-    """The text of each filter by its reason, where several have one, of all of these."""
+    """Returns the text of each filter by its reason; of all filters with that reason."""
     found: dict[str, str] = {}
     for node in part.filters:
         spec = node.attr("spec")

@@ -16,9 +16,7 @@ from flowrl.runtime.driver.rollout_driver import Scorers
 from flowrl.runtime.scoring.in_process import open_inline_scoring
 from flowrl.runtime.workers import open_scoring
 
-__all__ = [
-    "OpenScorers",
-]
+__all__ = ["OpenScorers"]
 
 
 _VERIFIER = RoleName("verify")
@@ -65,7 +63,7 @@ class OpenScorers:
         )
 
     def _of_config(self) -> RoleName | None:
-        """A role that scores with `rewards.terms`, the last one that does."""
+        """Returns the last role that scores with `rewards.terms`."""
         found = [
             role
             for role in self._pools

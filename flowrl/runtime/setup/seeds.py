@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-__all__ = [
-    "derive_seed",
-]
+__all__ = ["derive_seed"]
 
 
 def derive_seed(seed: int, *names: str) -> int:

@@ -34,9 +34,7 @@ from flowrl.runtime.setup.user_inputs import shares_of
 from flowrl.runtime.workers import Residency
 from flowrl.specs import Sampling
 
-__all__ = [
-    "StageMaker",
-]
+__all__ = ["StageMaker"]
 
 
 State = Mapping[str, object]

@@ -46,12 +46,7 @@ from flowrl.runtime.setup.rollouts import (
 from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.specs import Sampling
 
-__all__ = [
-    "PromptShares",
-    "RunInputs",
-    "require_sources",
-    "shares_of",
-]
+__all__ = ["PromptShares", "RunInputs", "require_sources", "shares_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from flowrl.ids import EngineId
 
-__all__ = [
-    "WeightFolders",
-]
+__all__ = ["WeightFolders"]
 
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -50,20 +48,20 @@ class WeightFolders:
         self.latest: int | None = None
 
     def new(self, version: int) -> Path:
-        """An empty folder for a version."""
+        """Makes an empty folder for a version."""
         folder = self.root / str(version)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         return folder
 
     def add(self, version: int, folder: Path) -> None:
-        """A folder is filled with a version, which is the latest from now on."""
+        """Adds a filled folder, whose version is the latest from now on."""
         self._folders[version] = folder
         self.latest = version
         self._retire()
 
     def folder(self, version: int) -> Path:
-        """The folder of a version that is still there."""
+        """Returns the folder of a version that is still there."""
         return self._folders[version]
 
     def sent(self, engine: EngineId, version: int) -> None:
@@ -71,7 +69,7 @@ class WeightFolders:
         self._waited.setdefault(engine, []).append(version)
 
     def loaded(self, engine: EngineId, version: int) -> None:
-        """The engine has loaded a version."""
+        """Notes that the engine has loaded a version."""
         waited = self._waited.get(engine, [])
         if version in waited:
             waited.remove(version)
@@ -115,7 +113,7 @@ def _new_root(parent: Path) -> tuple[Path, int | None]:
 
 
 def _locked(path: Path) -> int | None:
-    """A lock on a file, which ends with this process; None where somebody else has it."""
+    """Locks a file until this process ends; returns None if another process has the lock."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
