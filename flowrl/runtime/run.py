@@ -417,7 +417,7 @@ class Run:
         self._folder.write_step(result.metrics)
         self._totals.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
-        self._warnings.of(result.metrics)
+        self._warnings.check(result.metrics)
 
     def _reached(self, stage: CompiledStage, step: int) -> bool:
         stop = stage.config.stop

@@ -183,7 +183,7 @@ def test_nobody_waits_for_an_engine_that_died_before_it_was_ready(
     def hear(timeout_s: float) -> bool:
         pytest.fail("nothing is heard of it any more")
 
-    monkeypatch.setattr(engine, "_turn", hear)
+    monkeypatch.setattr(engine, "_exchange", hear)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         engine.wait_ready()
 

@@ -91,6 +91,6 @@ def test_scorers_are_waited_for_only_while_they_owe_an_answer(monkeypatch):
     monkeypatch.setattr("flowrl.runtime.driver.rollout_driver.wait_for_any", wait_for_any)
     driver = driver_of(world, engine, scorers={VERIFIER: scoring})
     driver._wait()
-    driver._answers.due[SampleId("0/0/0")] = 1
+    driver._results.due[SampleId("0/0/0")] = 1
     driver._wait()
     assert waits == [(1, False), (2, True)]

@@ -531,8 +531,8 @@ def test_a_sample_that_one_scorer_fails_on_is_dropped_whatever_the_other_says():
         "reward_failed: raised X",
     ]
     assert failures.failed == 1
-    assert not driver._answers.due
-    assert not driver._answers._terms
+    assert not driver._results.due
+    assert not driver._results._terms
 
 
 def test_a_reward_that_failed_is_asked_again_once_all_scorers_have_answered():

@@ -14,7 +14,7 @@ def told(*steps: StepMetrics) -> list[str]:
     found: list[str] = []
     warnings = StepWarnings(found.append)
     for step in steps:
-        warnings.of(step)
+        warnings.check(step)
     return found
 
 

@@ -60,7 +60,7 @@ def resume_local(
         checkpoint = store.latest()
         names = [stage.name for stage in stages]
         if checkpoint is not None:
-            _check_place(checkpoint, stages, path)
+            _check_position(checkpoint, stages, path)
             summary = folder.read_summary()
             if summary is not None and _is_finished(checkpoint, stages):
                 return folder.path, _show_finished(summary, folder, names, display)
@@ -74,7 +74,7 @@ def resume_local(
             _check_graphs(stages[position.stage_index :], path, accept_changes)
             folder.truncate_after(names, position.stage, position.step)
             if accept_changes:
-                checkpoint = _of_any_data(checkpoint)
+                checkpoint = _without_fingerprints(checkpoint)
         files.write()
         folder.write_config(config_yaml(config))  # with what this resumption changes
         for stage in stages:  # also if a checkpoint was edited by hand
@@ -87,7 +87,7 @@ def resume_local(
         return folder.path, done
 
 
-def _check_place(checkpoint: Checkpoint, stages: Sequence[CompiledStage], path: Path) -> None:
+def _check_position(checkpoint: Checkpoint, stages: Sequence[CompiledStage], path: Path) -> None:
     """True if the checkpoint is of a step that these stages have."""
     position, names = checkpoint.position, [stage.name for stage in stages]
     if position.stage not in names or names.index(position.stage) != position.stage_index:
@@ -160,7 +160,7 @@ def _structure(graph: Graph) -> object:
     return [(node.id, node.op, node.role) for node in graph.nodes], graph.edges
 
 
-def _of_any_data(checkpoint: Checkpoint) -> Checkpoint:
+def _without_fingerprints(checkpoint: Checkpoint) -> Checkpoint:
     """Returns the checkpoint without the fingerprints by which it refuses other data."""
     stage = part_of(checkpoint.state, "stage")
     cursors = part_of(stage, "cursors")

@@ -169,7 +169,7 @@ def _truncated(samples: SampleSet) -> Mask | None:
 
 
 def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
-    """Returns float32 `advantage`, `[N]` or `[T]`, and `returns` `[T]` if the estimator has them."""
+    """Returns float32 `advantage`, `[N]` or `[T]`, and `returns` `[T]` if it has them."""
     spec = inputs.node.attr("spec")
     assert isinstance(spec, AdvantageSpec)
     rewards = [

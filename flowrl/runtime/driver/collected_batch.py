@@ -78,16 +78,16 @@ class FailureBudget:
         self.failed += 1
         if self.failed > self.allowed:
             raise RewardError(
-                f"the {_whose(failure)} of this sample {failure.message}",
+                f"the {_culprit(failure)} of this sample {failure.message}",
                 where=f"sample {failure.sample}",
                 found=f"prompt {_excerpt(payload.item.prompt)}, response {_excerpt(payload.text)}",
                 expected=f"at most {self.allowed} failed rewards (rewards.max_failures)",
-                hint=f"correct the {_whose(failure)}, or raise rewards.max_failures to drop such "
+                hint=f"correct the {_culprit(failure)}, or raise rewards.max_failures to drop such "
                 "samples",
             )
 
 
-def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
+def _culprit(failure: ScoreFailure | EpisodeFailure) -> str:
     return "environment" if isinstance(failure, EpisodeFailure) else "reward"
 
 

@@ -160,9 +160,9 @@ class GraphParts:
     ) -> RolloutPart:
         prompts = self.graph.feeding(node.id, "prompts")
         assert prompts is not None  # the verifier of graphs proves it
-        mine = [f for f in filters if self._origins[f.id] == node.id]
-        ends = tuple(f for f in mine if f.id in read)
-        sets = [set_ for set_ in (node.id, *(f.id for f in mine)) if set_ in read]
+        own_filters = [f for f in filters if self._origins[f.id] == node.id]
+        ends = tuple(f for f in own_filters if f.id in read)
+        sets = [set_ for set_ in (node.id, *(f.id for f in own_filters)) if set_ in read]
         kept = sets[0] if len(sets) == 1 else node.id
         on_way = {f for end in ends for f in self.chain(end)}
         maps = {m for f in on_way for m in self._maps_before([self._by_id[f]])}
@@ -175,7 +175,7 @@ class GraphParts:
                 for score in self.graph.of_op(Op.SCORE)
                 if is_rule_score(score) and self._origins[score.id] == node.id
             ),
-            filters=tuple(f for f in mine if f.id in on_way),
+            filters=tuple(f for f in own_filters if f.id in on_way),
             ends=ends,
             maps=tuple(m for m in self.graph.of_op(Op.MAP) if m.id in maps & judged),
             kept=kept,

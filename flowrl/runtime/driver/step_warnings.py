@@ -35,13 +35,13 @@ class StepWarnings:
         self._best: dict[str, StepMetrics] = {}
         self._rates: dict[str, float] = {}
 
-    def of(self, metrics: StepMetrics) -> None:
+    def check(self, metrics: StepMetrics) -> None:
         """Warns of what a step shows for the first time in its stage."""
-        self._of_cut_episodes(metrics)
-        self._of_unnamed_tokens(metrics)
-        self._of_skipped_updates(metrics)
-        self._of_collapse(metrics)
-        self._of_idle_steps(metrics)
+        self._check_cut_episodes(metrics)
+        self._check_unnamed_tokens(metrics)
+        self._check_skipped_updates(metrics)
+        self._check_collapse(metrics)
+        self._check_idle_steps(metrics)
 
     def _once(self, stage: str, what: str) -> bool:
         """True for the first warning of this kind in the stage."""
@@ -49,7 +49,7 @@ class StepWarnings:
         self._warned.add((stage, what))
         return len(self._warned) > before
 
-    def _of_cut_episodes(self, metrics: StepMetrics) -> None:
+    def _check_cut_episodes(self, metrics: StepMetrics) -> None:
         """Episodes that end before they are done."""
         cut = sum(n for key, n in metrics.extra.items() if key.endswith("cut_episodes"))
         if not cut or not self._once(metrics.stage, "cut"):
@@ -62,7 +62,7 @@ class StepWarnings:
             "model's max_length (cut_length); cut_episodes in metrics.jsonl counts more of them"
         )
 
-    def _of_unnamed_tokens(self, metrics: StepMetrics) -> None:
+    def _check_unnamed_tokens(self, metrics: StepMetrics) -> None:
         """Tokens of the model that the tokenizer does not have."""
         unnamed = sum(n for key, n in metrics.extra.items() if key.endswith(UNNAMED_TOKENS))
         if unnamed and self._once(metrics.stage, "unnamed"):
@@ -74,7 +74,7 @@ class StepWarnings:
                 "learnt not to; a trained one never should: look whether the tokenizer is its own"
             )
 
-    def _of_skipped_updates(self, metrics: StepMetrics) -> None:
+    def _check_skipped_updates(self, metrics: StepMetrics) -> None:
         if metrics.skipped_updates and self._once(metrics.stage, "skipped"):
             self._warn(
                 f"{metrics.stage} step {metrics.step}: an update was skipped, its "
@@ -82,7 +82,7 @@ class StepWarnings:
                 "Lower the learning rate, or look at the rewards"
             )
 
-    def _of_collapse(self, metrics: StepMetrics) -> None:
+    def _check_collapse(self, metrics: StepMetrics) -> None:
         """Warns of a policy that answered before, and now ends at once or does not stop.
 
         Nearly all responses have one token, or are truncated; their scores no longer differ, and
@@ -109,12 +109,12 @@ class StepWarnings:
         rates = "" if rate is None else f" (it was {rate:g} at the last update)"
         self._warn(
             f"{metrics.stage} step {metrics.step}: the policy has collapsed. Its responses {how} "
-            f"and score {_said(metrics)}; at step {best.step} it was {_said(best)}. Neither other "
-            f"prompts nor filters cure that: lower the learning rate{rates}, and begin from a "
-            "checkpoint of before"
+            f"and score {_figures(metrics)}; at step {best.step} it was {_figures(best)}. Neither "
+            f"other prompts nor filters cure that: lower the learning rate{rates}, and begin from "
+            "an earlier checkpoint"
         )
 
-    def _of_idle_steps(self, metrics: StepMetrics) -> None:
+    def _check_idle_steps(self, metrics: StepMetrics) -> None:
         """Steps that change nothing, because filters and selections removed every group."""
         stage = metrics.stage
         if metrics.num_samples or not metrics.filtered_groups:
@@ -147,7 +147,7 @@ def _shrank(best: StepMetrics, now: StepMetrics) -> bool:
     return (now.truncated or 0.0) >= 0.95 and (best.truncated or 0.0) < 0.5
 
 
-def _said(metrics: StepMetrics) -> str:
+def _figures(metrics: StepMetrics) -> str:
     """Returns `0 (length 1.0, truncated 0 %)`."""
     cut = percent(metrics.truncated or 0.0)
     return f"{metrics.reward_mean:.3g} (length {metrics.length_mean:.1f}, truncated {cut})"

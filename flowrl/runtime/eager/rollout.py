@@ -186,20 +186,26 @@ class VisibleResults:
         function is called at its own line alone.
         """
         maker = self._program.parts.made[node.id]
-        wanted, mine = step.sets.get(maker), self.batch.sets.get(maker)
+        wanted, known_samples = step.sets.get(maker), self.batch.sets.get(maker)
         names = [field.name for field in node.outputs]
-        known = mine is not None and all((node.id, name) in self.batch.values for name in names)
-        places = {s: i for i, s in enumerate(mine.sequences.samples)} if mine and known else {}
+        known = known_samples is not None and all(
+            (node.id, name) in self.batch.values for name in names
+        )
+        places = (
+            {s: i for i, s in enumerate(known_samples.sequences.samples)}
+            if known_samples and known
+            else {}
+        )
         if not wanted or not places.keys() >= set(wanted.sequences.samples):
             self._program.run_node(node, step)
             return
-        assert mine is not None
+        assert known_samples is not None
         rows = np.array([places[sample] for sample in wanted.sequences.samples], np.int64)
-        self._give(node, mine, rows, step)
+        self._give(node, known_samples, rows, step)
 
-    def _give(self, node: Node, mine: SampleSet, rows: Ints, step: StepBatch) -> None:
+    def _give(self, node: Node, known_samples: SampleSet, rows: Ints, step: StepBatch) -> None:
         """Copies rows of a node's outputs into a step."""
-        places = mine.sequences.places(rows.tolist())
+        places = known_samples.sequences.places(rows.tolist())
         for field in node.outputs:
             values = self.batch.values.get((node.id, field.name))
             if values is not None:

@@ -208,7 +208,7 @@ class EpisodeEngine:
                 episode.aborting = True
                 drawing.append(sample)
             else:
-                self._leave(episode)
+                self._end_aborted(episode)
         if drawing:
             self._engine.abort(drawing)
 
@@ -300,7 +300,7 @@ class EpisodeEngine:
     def _answer(self, episode: _Episode, answered: Answered) -> None:
         match answered.answer:
             case EpisodeLost():
-                self._leave(episode)
+                self._end_aborted(episode)
             case EpisodeFailure() as failure:
                 self._finish(episode, FinishReason.STOP, failure)
             case Observation() as observation:
@@ -332,7 +332,7 @@ class EpisodeEngine:
         transcript = episode.transcript
         transcript.reward(outcome.reward, outcome.metrics)
         if outcome.done or transcript.num_turns >= self._max_turns:
-            if self._say(episode, outcome.observation):
+            if self._send_turn(episode, outcome.observation):
                 reason = FinishReason.STOP if outcome.done else FinishReason.LENGTH
                 self._finish(episode, reason)
             return
@@ -341,8 +341,8 @@ class EpisodeEngine:
             return
         used = len(episode.request.prompt) + transcript.num_tokens + len(tokens)
         if len(tokens) > self._max_observation_tokens or used >= self._max_length:
-            said_too_much = len(tokens) > self._max_observation_tokens
-            transcript.cut(CUT_OBSERVATION if said_too_much else CUT_LENGTH)
+            observation_too_long = len(tokens) > self._max_observation_tokens
+            transcript.cut(CUT_OBSERVATION if observation_too_long else CUT_LENGTH)
             self._finish(episode, FinishReason.LENGTH)
             return
         before = tokens if len(tokens) else transcript.response
@@ -360,7 +360,7 @@ class EpisodeEngine:
 
     def _tokens_of(self, episode: _Episode, said: Said) -> Ints | None:
         """Returns int64, the observation's tokens; None if the observation ended the episode."""
-        if not self._say(episode, said):
+        if not self._send_turn(episode, said):
             return None
         if isinstance(said, str):
             known = self._encoded.get(said)
@@ -377,7 +377,7 @@ class EpisodeEngine:
             return tokens
         return said.astype(np.int64)
 
-    def _say(self, episode: _Episode, said: Said) -> bool:
+    def _send_turn(self, episode: _Episode, said: Said) -> bool:
         """Notes the observation's text; returns False if the observation ended the episode."""
         size = self._tokenizer.model_vocab_size
         if isinstance(said, str):
@@ -460,7 +460,7 @@ class EpisodeEngine:
 
     def _is_aborted(self, episode: _Episode, turn: Finished) -> bool:
         if turn.reason is FinishReason.ABORT or episode.aborting:
-            self._leave(episode)
+            self._end_aborted(episode)
             return True
         return False
 
@@ -503,7 +503,7 @@ class EpisodeEngine:
         )
         self._forget(episode)
 
-    def _leave(self, episode: _Episode) -> None:
+    def _end_aborted(self, episode: _Episode) -> None:
         """Ends an episode as aborted, without tokens; it may be submitted again."""
         self._ended.append(
             Finished(

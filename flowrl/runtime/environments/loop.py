@@ -141,7 +141,7 @@ class EnvironmentLoop:
         self._inside: Call | None = None  # the call whose code runs
         self._alive = time.monotonic()  # when the loop was last seen to turn
         # The rest belongs to the loop's thread.
-        self._room = concurrency
+        self._free_places = concurrency
         self._calls: dict[SampleId, Call] = {}  # of each episode the one without an answer
         self._queue: deque[Call] = deque()  # those that wait for a free place; ended episodes' too
         self._works: dict[SampleId, _Work] = {}  # of each episode the latest
@@ -151,7 +151,7 @@ class EnvironmentLoop:
         self._answers: list[Reply] = []  # to be handed out at the loop's next turn
         self._shutting = False  # nothing begins any more
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_complain)
+        self._loop.set_exception_handler(_log_error)
         self._thread = threading.Thread(target=self._run, name=f"flowrl-{name}", daemon=True)
         self._thread.start()
 
@@ -226,11 +226,11 @@ class EnvironmentLoop:
 
     def _launch(self) -> None:
         """Begins waiting calls while there are free places."""
-        while self._queue and self._room > 0 and not self._shutting:
+        while self._queue and self._free_places > 0 and not self._shutting:
             call = self._queue.popleft()
             if self._calls.get(call.sample) is not call:
                 continue  # its episode was ended
-            self._room -= 1
+            self._free_places -= 1
             call.begun = time.monotonic()
             coroutine = self._call(call)
             task = self._loop.create_task(self._answer(call, coroutine))
@@ -239,7 +239,7 @@ class EnvironmentLoop:
             task.add_done_callback(partial(self._end_of_work, work))
             self._works[call.sample] = work
             self._deadlines.append(work)
-        self._watch_time()
+        self._expire_calls()
 
     def _end_of_work(self, work: _Work, task: asyncio.Task[Answer]) -> None:
         # A coroutine that was cancelled before it began would warn that it was never awaited.
@@ -251,27 +251,27 @@ class EnvironmentLoop:
             answer: Answer = self._failure(work.call, FailureKind.RAISED, what, ())
         else:
             answer = task.result()
-        self._leave(work)
+        self._release_place(work)
         self._reply(work.call, answer)
         self._launch()
 
-    def _leave(self, work: _Work) -> None:
+    def _release_place(self, work: _Work) -> None:
         """Frees the place of a call."""
         work.is_open = False
-        self._room += 1
+        self._free_places += 1
 
     def _reply(self, call: Call, answer: Answer) -> None:
         del self._calls[call.sample]
         if not self._answers:
             # Others that end in the same turn of the loop come along.
-            self._loop.call_soon(self._hand_out)
+            self._loop.call_soon(self._send_replies)
         self._answers.append(Reply(ticket=call.ticket, answer=answer))
 
-    def _hand_out(self) -> None:
+    def _send_replies(self) -> None:
         answers, self._answers = self._answers, []
         self._replies.put(answers)
 
-    def _watch_time(self) -> None:
+    def _expire_calls(self) -> None:
         """Has the timer go off when the first call that is under way has had its time."""
         while self._deadlines and not self._deadlines[0].is_open:
             self._deadlines.popleft()
@@ -284,7 +284,7 @@ class EnvironmentLoop:
             work = self._deadlines.popleft()
             # One that is done, on a thread that was busy for a while, is answered next.
             if work.is_open and not work.task.done():
-                self._leave(work)
+                self._release_place(work)
                 # Whether it lets itself be cancelled or not: its answer is not waited for.
                 failure = self._timeout(work.call, _where_it_waits(work.coroutine), "")
                 work.task.cancel()
@@ -307,18 +307,20 @@ class EnvironmentLoop:
         except asyncio.CancelledError:
             raise
         except InvalidAnswer as unusable:
-            return self._failure(call, FailureKind.INVALID, f"gave {unusable}", self._place(call))
+            return self._failure(
+                call, FailureKind.INVALID, f"gave {unusable}", self._frame_of_call(call)
+            )
         # What a user's code raises is its own failure, SystemExit included: it must not reach the
         # loop, which it would end.
         except BaseException as reason:
             trace = traceback.extract_tb(reason.__traceback__)
             frames = user_frames(trace, self._own, or_any=False)
             # An error that a plug-in raises about the user's method has no line of the user's.
-            frames = frames or self._place(call) or user_frames(trace, self._own)
+            frames = frames or self._frame_of_call(call) or user_frames(trace, self._own)
             what = f"raised {described(reason)[:_MAX_TEXT]}"
             return self._failure(call, FailureKind.RAISED, what, frames)
 
-    def _place(self, call: Call) -> tuple[str, ...]:
+    def _frame_of_call(self, call: Call) -> tuple[str, ...]:
         """Returns the user's method that answers a call, if the environment knows it."""
         places: Mapping[str, str] = getattr(self._environment, "places", {})
         place = places.get("reset" if call.turn is None else "step")
@@ -351,7 +353,7 @@ class EnvironmentLoop:
             if work.is_open:
                 # Also where its task is done: the loop calls `_end_of_work` later, when its answer
                 # would pass for that of a call of the restarted episode.
-                self._leave(work)
+                self._release_place(work)
                 work.task.cancel()
             if not work.task.done():
                 before.add(work.task)
@@ -363,11 +365,11 @@ class EnvironmentLoop:
         if before:
             await asyncio.wait(before, timeout=self._timeout_s)
         environment = self._environment
-        await self._quietly(lambda: environment.close_episode(sample), f"episode {sample}")
+        await self._suppressed(lambda: environment.close_episode(sample), f"episode {sample}")
         if self._closing.get(sample) is asyncio.current_task():
             del self._closing[sample]
 
-    async def _quietly(self, close: Callable[[], Awaitable[None]], what: str) -> None:
+    async def _suppressed(self, close: Callable[[], Awaitable[None]], what: str) -> None:
         """Runs what no sample waits for; what goes wrong is logged."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -401,7 +403,7 @@ class EnvironmentLoop:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=grace_s)
-        await self._quietly(self._environment.close, "the environment")
+        await self._suppressed(self._environment.close, "the environment")
         self._loop.stop()
 
 
@@ -440,7 +442,7 @@ class _Watched:
                 value, resume = reason, self._coroutine.throw
 
 
-def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Logs errors of callbacks, as event loops do."""
     # A task that is left when the loop is closed has refused to be cancelled; that was reported.
     if not (loop.is_closed() and "task" in context):

@@ -33,7 +33,7 @@ from flowrl.runtime.user_errors import described, library_folders, user_frames
 __all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment"]
 
 
-_MAX_LOST = 3
+_MAX_LOST_IN_A_ROW = 3
 """Threads that are blocked one after another without a single answer."""
 _LOOK_S = 0.5
 """Seconds between looks at a thread that may be blocked."""
@@ -90,14 +90,14 @@ class EnvironmentPool:
         self._context = context
         self._concurrency = concurrency
         self._grace_s = grace_s
-        self._look_s = min(_LOOK_S, max(grace_s / 2, 0.01))
+        self._check_interval_s = min(_LOOK_S, max(grace_s / 2, 0.01))
         self._next_ticket = 0
         self._pending: dict[int, Call] = {}
-        self._under_way: dict[SampleId, int] = {}  # the pending call of each episode that has one
+        self._calls: dict[SampleId, int] = {}  # the pending call of each episode that has one
         self._hosts: dict[SampleId, EnvironmentLoop] = {}  # where each episode lives
         self._orders: list[Call | SampleId] = []  # not sent yet
         self._done: list[Answered] = []
-        self._lost_in_a_row = 0
+        self._num_lost_in_a_row = 0
         self._suspected: float | None = None  # since when the thread seems to be blocked
         self._closed = False
         self._own = (*library_folders(), *_package_of(opening))
@@ -129,7 +129,7 @@ class EnvironmentPool:
     def submit(self, sample: SampleId, action: Action) -> None:
         """Hands a turn to an episode that has begun; returns at once."""
         self._require_open()
-        if sample not in self._hosts or sample in self._under_way:
+        if sample not in self._hosts or sample in self._calls:
             raise BackendError(
                 "the episode waits for no turn",
                 where=f"sample {sample}",
@@ -143,7 +143,7 @@ class EnvironmentPool:
     def end(self, sample: SampleId) -> None:
         """Ends an episode and what it does; no answer comes any more. Unknown ones are ignored."""
         host = self._hosts.pop(sample, None)
-        ticket = self._under_way.pop(sample, None)
+        ticket = self._calls.pop(sample, None)
         if ticket is not None:
             del self._pending[ticket]
         self._done = [answered for answered in self._done if answered.sample != sample]
@@ -165,7 +165,7 @@ class EnvironmentPool:
         """
         self.flush()
         self._take()
-        self._look()
+        self._check_blocked()
         done, self._done = self._done, []
         return done
 
@@ -202,7 +202,7 @@ class EnvironmentPool:
         self._closed = True
         self.flush()
         self._pending.clear()
-        self._under_way.clear()
+        self._calls.clear()
         self._done.clear()
         # One that is blocked is left to its daemon thread.
         blocked = self._loop.is_blocked(self._context.timeout_s)
@@ -227,7 +227,7 @@ class EnvironmentPool:
 
     def _open_loop(self) -> EnvironmentLoop:
         return EnvironmentLoop(
-            self._made(),
+            self._open_environment(),
             name=f"environment-{self.role}",
             timeout_s=self._context.timeout_s,
             concurrency=self._concurrency,
@@ -235,7 +235,7 @@ class EnvironmentPool:
             own=self._own,
         )
 
-    def _made(self) -> Environment:
+    def _open_environment(self) -> Environment:
         try:
             return self._opening(self._context)
         except (FlowError, KeyboardInterrupt):
@@ -253,7 +253,7 @@ class EnvironmentPool:
         call = Call(ticket=self._next_ticket, sample=sample, work=work, sent=time.monotonic())
         self._next_ticket += 1
         self._pending[call.ticket] = call
-        self._under_way[sample] = call.ticket
+        self._calls[sample] = call.ticket
         self._orders.append(call)
 
     def _take(self) -> None:
@@ -269,8 +269,8 @@ class EnvironmentPool:
             call = self._pending.pop(reply.ticket, None)
             if call is None:
                 continue
-            self._lost_in_a_row = 0
-            del self._under_way[call.sample]
+            self._num_lost_in_a_row = 0
+            del self._calls[call.sample]
             self._done.append(Answered(sample=call.sample, answer=reply.answer))
 
     def _wait(self, timeout_s: float, enough: Callable[[], bool]) -> bool:
@@ -282,13 +282,13 @@ class EnvironmentPool:
             if left <= 0 or not self._pending:
                 return False
             try:
-                self._accept(self._replies.get(timeout=min(left, self._look_s)))
+                self._accept(self._replies.get(timeout=min(left, self._check_interval_s)))
             except Empty:
-                self._look()
+                self._check_blocked()
             self._take()
         return True
 
-    def _look(self) -> None:
+    def _check_blocked(self) -> None:
         """Gives a blocked thread up."""
         if not self._pending or not self._loop.is_blocked(self._context.timeout_s):
             self._suspected = None
@@ -300,13 +300,13 @@ class EnvironmentPool:
         if now - self._suspected < self._grace_s:
             return
         self._suspected = None
-        self._lost_in_a_row += 1
+        self._num_lost_in_a_row += 1
         blocking, failure = self._loop.blocking()
-        if self._lost_in_a_row >= _MAX_LOST:
+        if self._num_lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             raise WorkerDied(
                 "the environment blocks its thread again and again, and answers nothing",
                 where=f"role {self.role}",
-                found=f"{_MAX_LOST} threads in a row"
+                found=f"{_MAX_LOST_IN_A_ROW} threads in a row"
                 + (f"; the last call {failure.message}" if failure else ""),
                 hint="await what takes long, or write plain functions, which run in threads",
             )
@@ -315,7 +315,7 @@ class EnvironmentPool:
             answer = failure if call is blocking and failure else EpisodeLost(sample=call.sample)
             self._done.append(Answered(sample=call.sample, answer=answer))
         self._pending.clear()
-        self._under_way.clear()
+        self._calls.clear()
         self._orders.clear()
         self._loop = self._open_loop()
 

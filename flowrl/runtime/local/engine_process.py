@@ -108,7 +108,7 @@ class EngineProcess:
             )
         ours.setblocking(False)
         self._sock = ours
-        self._started = self._heard = time.monotonic()
+        self._started = self._last_message_s = time.monotonic()
         self._selector.register(ours, selectors.EVENT_READ)
         self._send()
 
@@ -137,7 +137,11 @@ class EngineProcess:
         now = time.monotonic()
         if not self._ready:
             return max(0.0, self._started + self._start_timeout_s - now)
-        return max(0.0, self._heard + self._silence_s - now) if self._live else self._silence_s
+        return (
+            max(0.0, self._last_message_s + self._silence_s - now)
+            if self._live
+            else self._silence_s
+        )
 
     @property
     def is_dead(self) -> bool:
@@ -146,12 +150,12 @@ class EngineProcess:
 
     def silent_s(self) -> float:
         """Seconds without a message while it had requests; 0 before it is ready."""
-        return time.monotonic() - self._heard if self._ready and self._live else 0.0
+        return time.monotonic() - self._last_message_s if self._ready and self._live else 0.0
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """See `GenerateBackend`. What the engine has against a request is raised by `poll`."""
         if not self._live:
-            self._heard = time.monotonic()
+            self._last_message_s = time.monotonic()
         self._live.update((request.sample, request.attempt) for request in requests)
         self._enqueue(("submit", pack_requests(requests)))
 
@@ -190,12 +194,12 @@ class EngineProcess:
             FlowError: an error of the engine itself, or of the plug-in when it was opened.
         """
         end = time.monotonic() + timeout_s
-        self._turn(0.0)
+        self._exchange(0.0)
         while not self._outputs and self._live and self._death is None:
             left = end - time.monotonic()
             if left <= 0:
                 break
-            if self._turn(min(left, self.seconds_to_limit() + 0.001, _LOOK_S)):
+            if self._exchange(min(left, self.seconds_to_limit() + 0.001, _LOOK_S)):
                 break
         self._check()
         outputs, self._outputs = self._outputs, []
@@ -208,7 +212,7 @@ class EngineProcess:
         """
         self._check()  # a dead engine sends no more messages
         while not self._ready:
-            self._turn(min(self.seconds_to_limit() + 0.001, _LOOK_S))
+            self._exchange(min(self.seconds_to_limit() + 0.001, _LOOK_S))
             self._check()
 
     def close(self) -> None:
@@ -240,19 +244,19 @@ class EngineProcess:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._sock, wanted)
 
-    def _turn(self, timeout_s: float) -> bool:
+    def _exchange(self, timeout_s: float) -> bool:
         """Sends and receives bytes; returns true if any were received."""
-        heard = False
+        any_received = False
         for _, events in self._selector.select(timeout_s):
             if events & selectors.EVENT_WRITE:
                 self._send()
             if events & selectors.EVENT_READ:
-                heard = self._receive() or heard
-        return heard
+                any_received = self._receive() or any_received
+        return any_received
 
     def _receive(self) -> bool:
         """Takes what is there; whether it was a message."""
-        heard = False
+        any_received = False
         while self._death is None:
             try:
                 data = self._sock.recv(1 << 18)
@@ -263,13 +267,13 @@ class EngineProcess:
             if not data:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(self._sock)
-                self._die(self._ended())
+                self._mark_dead(self._ended())
                 break
             for message in self._incoming.feed(data):
-                heard = True
-                self._heard = time.monotonic()
+                any_received = True
+                self._last_message_s = time.monotonic()
                 self._take(message)
-        return heard
+        return any_received
 
     def _take(self, message: Message) -> None:
         match message:
@@ -289,7 +293,7 @@ class EngineProcess:
                 self._raised = error
             case ("died", str(text)):
                 self._ended()  # its traceback is on the way to where it prints to
-                self._die(text)
+                self._mark_dead(text)
             case _:
                 raise AssertionError(f"an engine sent {message!r}")
 
@@ -301,13 +305,13 @@ class EngineProcess:
         now = time.monotonic()
         if self._death is None:
             if not self._ready and now - self._started > self._start_timeout_s:
-                self._die(f"not ready after {self._start_timeout_s:g} s")
-            elif self._live and self._ready and now - self._heard > self._silence_s:
-                self._die(f"silent for {self._silence_s:g} s with {len(self._live)} requests")
+                self._mark_dead(f"not ready after {self._start_timeout_s:g} s")
+            elif self._live and self._ready and now - self._last_message_s > self._silence_s:
+                self._mark_dead(f"silent for {self._silence_s:g} s with {len(self._live)} requests")
             # One that left children behind can die without closing its socket.
             elif has_ended(self._process):
                 self._receive()
-                self._die(self._ended())
+                self._mark_dead(self._ended())
         if self._death is not None:
             raise self._death
 
@@ -317,7 +321,7 @@ class EngineProcess:
             self._process.wait(timeout=1.0)
         return ending(self._process.returncode) if self._process.returncode is not None else "mute"
 
-    def _die(self, how: str) -> None:
+    def _mark_dead(self, how: str) -> None:
         if self._death is None:
             self._death = WorkerDied("the engine's process died", where=str(self.name), found=how)
             kill(self._process)

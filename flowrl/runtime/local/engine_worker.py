@@ -35,6 +35,7 @@ from flowrl.runtime.local.processes import (
     Message,
     bind_to,
     die_with,
+    first_messages,
     named_plugin,
     pack,
     received,
@@ -70,7 +71,7 @@ class _Worker:
             messages: Messages that came together with the one that opened the engine.
         """
         for message in messages:
-            self._obey(message)
+            self._handle(message)
         while True:
             # An engine that has nothing to do waits for the client, and for nothing else.
             readable, _, _ = select.select([self._sock], [], [], 0.0 if self._live else None)
@@ -80,11 +81,11 @@ class _Worker:
                     self._engine.close()
                     return
                 for message in incoming.feed(data):
-                    self._obey(message)
+                    self._handle(message)
             if self._live:
                 self._poll()
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case ("submit", list(packed)):
                 requests = unpack_requests(cast("list[RequestFields]", packed), self._samplings)
@@ -135,7 +136,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=sock_fd)
     incoming = FrameReader()
-    messages = _first(sock, incoming)
+    messages = first_messages(sock, incoming)
     if not messages:
         return
     _, plugin, context, core = messages[0]
@@ -157,14 +158,6 @@ def main(arguments: list[str]) -> None:
     except BaseException as reason:
         sock.sendall(pack(("died", _described(reason))))
         raise
-
-
-def _first(sock: socket.socket, incoming: FrameReader) -> list[Message]:
-    while data := received(sock, 1 << 16):
-        messages = incoming.feed(data)
-        if messages:
-            return messages
-    return []
 
 
 def _described(reason: BaseException) -> str:

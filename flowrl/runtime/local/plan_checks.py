@@ -52,11 +52,11 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
         )
     _require_same(f"{where}: residency", plan.residency, base.residency)
     roles = [placement.role for placement in plan.placements]
-    _require_same(f"{where}: placements", roles, [one.role for one in base.placements])
-    for i, (placement, mine) in enumerate(zip(plan.placements, base.placements, strict=True)):
-        _require_placement(placement, mine, f"{where}: placements.{i}")
+    _require_same(f"{where}: placements", roles, [placement.role for placement in base.placements])
+    for i, (placement, compiled) in enumerate(zip(plan.placements, base.placements, strict=True)):
+        _require_placement(placement, compiled, f"{where}: placements.{i}")
     nodes = [operation.node for operation in plan.operations]
-    _require_same(f"{where}: operations", nodes, [one.node for one in base.operations])
+    _require_same(f"{where}: operations", nodes, [operation.node for operation in base.operations])
     for i, (operation, own) in enumerate(zip(plan.operations, base.operations, strict=True)):
         _require_operation(operation, own, plan, f"{where}: operations.{i}")
     for role in stage.local.request.roles:
@@ -74,7 +74,9 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
 def require_plan_for_one(plan: PlacementPlan, where: str) -> None:
     """Raises PlanError for a plan over many devices."""
     if plan.schedule is not None:
-        devices = [one for one in plan.pool.devices if one.type != "cpu"] or plan.pool.devices
+        devices = [
+            device for device in plan.pool.devices if device.type != "cpu"
+        ] or plan.pool.devices
         raise PlanError(
             "the local executor runs plans for one device of its machine",
             where=where,
@@ -118,25 +120,25 @@ def _require_same(where: str, found: object, expected: object, hint: str = _UNDO
         raise PlanError(
             "the plan is of another job, or changes what this executor does not take from it",
             where=where,
-            found=_words(found),
-            expected=_words(expected),
+            found=_text(found),
+            expected=_text(expected),
             hint=hint,
         )
 
 
-def _words(value: object) -> str:
+def _text(value: object) -> str:
     """Returns a part of a plan as text for people."""
     if isinstance(value, Layout):
         return value.describe()
-    if isinstance(value, tuple | list) and any(is_dataclass(one) for one in value):
+    if isinstance(value, tuple | list) and any(is_dataclass(item) for item in value):
         return counted(len(value), "entry", "entries")
     if isinstance(value, tuple | list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
 
 
-def _require_placement(placement: Placement, mine: Placement, where: str) -> None:
-    is_model = mine.head != "none"
+def _require_placement(placement: Placement, compiled: Placement, where: str) -> None:
+    is_model = compiled.head != "none"
     if is_model and (placement.process != MAIN_PROCESS or placement.replicas != 1):
         raise PlanError(
             "models are trained in the executor's own process",
@@ -150,10 +152,10 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
             "a model has one device here",
             where=f"{where}.devices",
             found=", ".join(placement.devices) or "none",
-            expected=", ".join(mine.devices),
+            expected=", ".join(compiled.devices),
             hint="name one device",
         )
-    if placement.replicas < 1 or (placement.num_slots < 1 <= mine.num_slots):
+    if placement.replicas < 1 or (placement.num_slots < 1 <= compiled.num_slots):
         raise PlanError(
             "too small a number",
             where=f"{where}.{'replicas' if placement.replicas < 1 else 'num_slots'}",
@@ -161,57 +163,61 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
             expected="at least 1 of each",
             hint="write 1 or more",
         )
-    if placement.num_slots > mine.num_slots >= 1:
+    if placement.num_slots > compiled.num_slots >= 1:
         raise PlanError(
             "more samples at once than memory is planned for",
             where=f"{where}.num_slots",
             found=str(placement.num_slots),
-            expected=f"at most {mine.num_slots}, as the configuration has it",
+            expected=f"at most {compiled.num_slots}, as the configuration has it",
             hint=f"write fewer, or set roles.{placement.role}.num_slots={placement.num_slots} and "
             "make the plan again: flowrl plan CONFIG -o FILE",
         )
     # What a run takes from the plan.
     masked = replace(
         placement,
-        devices=mine.devices,
-        dtype=mine.dtype,
-        num_slots=mine.num_slots,
-        replicas=mine.replicas,
+        devices=compiled.devices,
+        dtype=compiled.dtype,
+        num_slots=compiled.num_slots,
+        replicas=compiled.replicas,
     )
     for field in fields(masked):
         _require_same(
-            f"{where}.{field.name}", getattr(masked, field.name), getattr(mine, field.name)
+            f"{where}.{field.name}", getattr(masked, field.name), getattr(compiled, field.name)
         )
 
 
 def _require_operation(
-    operation: Operation, mine: Operation, plan: PlacementPlan, where: str
+    operation: Operation, compiled: Operation, plan: PlacementPlan, where: str
 ) -> None:
-    masked = replace(operation, seconds=mine.seconds, devices=mine.devices, replicas=mine.replicas)
+    masked = replace(
+        operation, seconds=compiled.seconds, devices=compiled.devices, replicas=compiled.replicas
+    )
     if operation.op == Op.GENERATE:
         slots = plan.placement(operation.role or "").num_slots
         hint = f"it is num_slots of placement {operation.role}: give both one value"
         _require_same(f"{where}.chunk", operation.chunk, slots, hint)
-        masked = replace(masked, process=mine.process, cores=mine.cores, chunk=mine.chunk)
+        masked = replace(
+            masked, process=compiled.process, cores=compiled.cores, chunk=compiled.chunk
+        )
     elif operation.role is not None:
         replicas = plan.placement(operation.role).replicas
         hint = f"it is replicas of placement {operation.role}: give both one value"
         _require_same(f"{where}.replicas", operation.replicas, replicas, hint)
     for field in fields(masked):
         _require_same(
-            f"{where}.{field.name}", getattr(masked, field.name), getattr(mine, field.name)
+            f"{where}.{field.name}", getattr(masked, field.name), getattr(compiled, field.name)
         )
 
 
 def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: bool) -> None:
     engines = engines_of(plan, role)
-    drawing = [
-        (i, one)
-        for i, one in enumerate(plan.operations)
-        if one.op == Op.GENERATE and one.role == role
+    generating = [
+        (i, operation)
+        for i, operation in enumerate(plan.operations)
+        if operation.op == Op.GENERATE and operation.role == role
     ]
-    for i, one in drawing:
-        _require_engines_of(plan, one, engines, f"{where}: operations.{i}")
+    for i, operation in generating:
+        _require_engines_of(plan, operation, engines, f"{where}: operations.{i}")
     if engines.processes and in_process:
         raise PlanError(
             "a program that runs line by line generates in its own process",
@@ -223,55 +229,55 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
             "generating ahead of the trainer needs an engine process",
             where=f"{where}: kind",
             found=f"{role} generates in {MAIN_PROCESS!r}",
-            hint=_own_process(drawing, "temporal"),
+            hint=_own_process(generating, "temporal"),
         )
-    if drawing and plan.kind == "spatial" and not engines.cores and not in_process:
+    if generating and plan.kind == "spatial" and not engines.cores and not in_process:
         place = "in processes on any core" if engines.processes else f"in {MAIN_PROCESS!r}"
         raise PlanError(
             "a spatial plan generates on cores that the trainer leaves free",
             where=f"{where}: kind",
             found=f"{role} generates {place}",
             expected="processes with a core each",
-            hint=_own_process(drawing, "temporal", cores=True),
+            hint=_own_process(generating, "temporal", cores=True),
         )
 
 
 def _require_engines_of(
-    plan: PlacementPlan, one: Operation, engines: LocalEngines, at: str
+    plan: PlacementPlan, operation: Operation, engines: LocalEngines, at: str
 ) -> None:
     """Checks the engines of an operation that generates, which are those of its role."""
-    if one.process in {p.process for p in plan.placements} - {MAIN_PROCESS}:
+    if operation.process in {p.process for p in plan.placements} - {MAIN_PROCESS}:
         raise PlanError(
             "engines have processes of their own",
             where=f"{at}.process",
-            found=f"process {one.process!r}, which another role has",
+            found=f"process {operation.process!r}, which another role has",
             expected=f"{MAIN_PROCESS!r}, or any other name",
-            hint=f"name it {one.node}",
+            hint=f"name it {operation.node}",
         )
-    if engines.processes == 0 and (one.replicas != 1 or one.cores):
+    if engines.processes == 0 and (operation.replicas != 1 or operation.cores):
         raise PlanError(
             "the main process generates with one engine, on whatever core it is",
             where=f"{at}.process",
-            found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
-            hint=f"give the operation a process of its own, such as {one.node!r}",
+            found=f"{counted(operation.replicas, 'replica')}, cores {list(operation.cores)}",
+            hint=f"give the operation a process of its own, such as {operation.node!r}",
         )
-    if (one.replicas, one.cores) != (max(1, engines.processes), engines.cores):
+    if (operation.replicas, operation.cores) != (max(1, engines.processes), engines.cores):
         raise PlanError(
             "the rollouts of one role have the same engines",
             where=f"{at}.replicas",
-            found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
+            found=f"{counted(operation.replicas, 'replica')}, cores {list(operation.cores)}",
             expected=f"{counted(max(1, engines.processes), 'replica')}, cores "
             f"{list(engines.cores)}",
-            hint=f"give all operations that generate with {one.role} the same",
+            hint=f"give all operations that generate with {operation.role} the same",
         )
-    if len(one.cores) not in (0, one.replicas):
+    if len(operation.cores) not in (0, operation.replicas):
         raise PlanError(
             "each engine has one core, or none has",
             where=f"{at}.cores",
-            found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
-            hint=f"name {counted(one.replicas, 'core')}, or write cores: []",
+            found=f"{counted(operation.replicas, 'replica')}, cores {list(operation.cores)}",
+            hint=f"name {counted(operation.replicas, 'core')}, or write cores: []",
         )
-    for core in one.cores:
+    for core in operation.cores:
         if core_id(core) is None:
             raise PlanError(
                 "there is no such core here that a process could be bound to",
@@ -282,23 +288,23 @@ def _require_engines_of(
 
 
 def _own_process(
-    drawing: list[tuple[int, Operation]], kind: str, *, cores: bool = False
+    generating: list[tuple[int, Operation]], kind: str, *, cores: bool = False
 ) -> str | None:
     """Returns what to write so that other processes than the main one generate."""
-    if not drawing:
+    if not generating:
         return None
-    i, one = drawing[0]
+    i, operation = generating[0]
     core = f" and operations.{i}.cores: [1]" if cores else ""
-    return f"write operations.{i}.process: {one.node}{core}, or kind: {kind}"
+    return f"write operations.{i}.process: {operation.node}{core}, or kind: {kind}"
 
 
 def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> None:
     """Checks that weights travel as the generating processes need them."""
     key = f"{where}: weight_routes"
     _require_same(key, len(plan.weight_routes), len(base.weight_routes))
-    for i, (route, mine) in enumerate(zip(plan.weight_routes, base.weight_routes, strict=True)):
+    for i, (route, compiled) in enumerate(zip(plan.weight_routes, base.weight_routes, strict=True)):
         apart = engines_of(plan, route.destination).processes > 0
-        expected = Transport.FOLDER if apart else mine.transport
+        expected = Transport.FOLDER if apart else compiled.transport
         if route.transport != expected:
             raise PlanError(
                 "an engine in a process of its own cannot read the trainer's weights in place"
@@ -309,8 +315,10 @@ def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> Non
                 expected=str(expected),
                 hint=f"write transport: {expected}, or let another process generate",
             )
-        masked = replace(route, transport=mine.transport)
+        masked = replace(route, transport=compiled.transport)
         for field in fields(masked):
             _require_same(
-                f"{key}.{i}.{field.name}", getattr(masked, field.name), getattr(mine, field.name)
+                f"{key}.{i}.{field.name}",
+                getattr(masked, field.name),
+                getattr(compiled, field.name),
             )

@@ -35,6 +35,7 @@ __all__ = [
     "core_id",
     "die_with",
     "ending",
+    "first_messages",
     "has_ended",
     "kill",
     "named_plugin",
@@ -47,7 +48,7 @@ __all__ = [
 
 
 Output = IO[bytes] | IO[str] | int
-"""The output of a child: a file, or None for this process's own."""
+"""The output of a child: a file, a descriptor, or a constant of `subprocess`."""
 
 # Seconds for a killed process to be gone.
 _REAP_S = 10.0
@@ -152,6 +153,15 @@ def received(sock: socket.socket, nbytes: int) -> bytes:
         return sock.recv(nbytes)
     except ConnectionResetError:
         return b""
+
+
+def first_messages(sock: socket.socket, incoming: FrameReader) -> list[Message]:
+    """Waits for the first messages of the parent; returns none if it closes the socket."""
+    while data := received(sock, 1 << 16):
+        messages = incoming.feed(data)
+        if messages:
+            return messages
+    return []
 
 
 def named_plugin(name: str) -> Plugin:

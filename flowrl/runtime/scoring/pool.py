@@ -182,7 +182,7 @@ class ScoringPool:
             for _ in range(workers):
                 self._workers.append(self._start())
             while not all(worker.ready for worker in self._workers):
-                self._turn(self._seconds_to_limit())
+                self._exchange(self._seconds_to_limit())
         except BaseException:
             self.close()
             raise
@@ -211,7 +211,7 @@ class ScoringPool:
             WorkerDied: Processes die without having scored anything.
             FlowError: A replaced process cannot load the reward any more.
         """
-        self._turn(0.0)
+        self._exchange(0.0)
         done, self._done = self._done, []
         self._num_pending -= len(done)
         return done
@@ -226,7 +226,7 @@ class ScoringPool:
             left = end - time.monotonic()
             if left <= 0 or not self._num_pending:
                 return False
-            self._turn(min(left, self._seconds_to_limit()))
+            self._exchange(min(left, self._seconds_to_limit()))
         return True
 
     def fileno(self) -> int:
@@ -275,7 +275,7 @@ class ScoringPool:
 
     # One turn
 
-    def _turn(self, timeout_s: float) -> None:
+    def _exchange(self, timeout_s: float) -> None:
         """Moves bytes, enforces limits, replaces the dead, sends batches."""
         for key, events in self._selector.select(timeout_s):
             worker: _Worker = key.data
@@ -287,7 +287,7 @@ class ScoringPool:
         for worker in tuple(self._workers):
             # A process that left children behind can die without closing its socket.
             if has_ended(worker.process) or self._is_over(worker, now):
-                self._bury(worker)
+                self._replace_dead(worker)
         self._dispatch()
 
     def _is_over(self, worker: _Worker, now: float) -> bool:
@@ -333,7 +333,7 @@ class ScoringPool:
             self._send(worker)
 
     def _send(self, worker: _Worker) -> None:
-        send_some(worker.sock, worker.outgoing)  # `_turn` finds out about one that is dead
+        send_some(worker.sock, worker.outgoing)  # `_exchange` finds out about one that is dead
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
         self._selector.modify(worker.sock, wanted, worker)
 
@@ -388,7 +388,7 @@ class ScoringPool:
             ScoreFailure(sample=sample, kind=kind, message=message, frames=frames, term=term)
         )
 
-    def _bury(self, worker: _Worker) -> None:
+    def _replace_dead(self, worker: _Worker) -> None:
         """Takes over from a dead process and starts another in its place."""
         kill(worker.process)
         # What it had sent before.

@@ -34,8 +34,8 @@ from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
 from flowrl.runtime.local.processes import (
     FrameReader,
-    Message,
     die_with,
+    first_messages,
     named_plugin,
     pack,
     received,
@@ -209,10 +209,10 @@ def main(arguments: list[str]) -> None:
     status = Status(mmap(memory_fd, Status.NBYTES))
     os.close(memory_fd)
     incoming = FrameReader()
-    opening = _first(sock, incoming)
-    if opening is None:
+    messages = first_messages(sock, incoming)
+    if not messages:
         return
-    _, plugin, context, timeout_s = opening
+    _, plugin, context, timeout_s = messages[0]
     own = library_folders()
     try:
         backend = named_plugin(str(plugin))
@@ -227,14 +227,6 @@ def main(arguments: list[str]) -> None:
         return
     sock.sendall(pack(("ready",)))
     _Worker(sock, status, own).run(scorer, cast(float, timeout_s), incoming)
-
-
-def _first(sock: socket.socket, incoming: FrameReader) -> Message | None:
-    while data := received(sock, 1 << 16):
-        messages = incoming.feed(data)
-        if messages:
-            return messages[0]
-    return None
 
 
 def package_folders(plugin: Plugin) -> tuple[Path, ...]:
