@@ -50,7 +50,7 @@ def test_weights_wait_for_no_engine_that_is_dead_until_it_is_opened_anew(tmp_pat
         PLUGIN,
         context(tmp_path / "model"),
         export=export,
-        beside=tmp_path,
+        fallback=tmp_path,
         silence_s=DEADLINE_S,
     )
     with closing(fleet):

@@ -449,7 +449,9 @@ def test_a_call_that_holds_the_thread_fails_and_the_others_begin_anew(
         failed = found[SampleId("0/0/0")]
         assert isinstance(failed, EpisodeFailure)
         assert failed.kind is FailureKind.TIMEOUT
-        assert "took longer than 20 s and held the environment's thread in turn 0" in failed.message
+        assert (
+            "took longer than 20 s and blocked the environment's thread in turn 0" in failed.message
+        )
         assert any(frame.endswith(" in step") for frame in failed.frames)
         assert found[SampleId("0/1/0")] == EpisodeLost(sample=SampleId("0/1/0"))
         # An episode that was idle has lost its environment all the same.

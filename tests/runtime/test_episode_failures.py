@@ -162,7 +162,7 @@ def test_an_opening_that_leaves_no_room_is_a_failure(tokenizer: Tokenizer):
         engine.submit([request(1)])
         failure = failure_of(engine)
     assert failure.turn is None
-    assert "leave room for a turn (max_length=3)" in failure.message
+    assert "leave space for a turn (max_length=3)" in failure.message
 
 
 def test_silence_is_an_answer_only_where_the_turn_did_not_stop(tokenizer: Tokenizer):
@@ -181,7 +181,7 @@ def test_silence_is_an_answer_only_where_the_turn_did_not_stop(tokenizer: Tokeni
 def test_episodes_without_states_fail_where_states_are_needed(tokenizer: Tokenizer):
     with episodes(RuleEngine(), Saying(), tokenizer, needs_states=True) as engine:
         engine.submit([request(1)])
-        assert "tells no state" in failure_of(engine).message
+        assert "returned no state" in failure_of(engine).message
     with episodes(RuleEngine(), RuleGame(), tokenizer, needs_states=True) as engine:
         engine.submit([request(1)])
         assert only(engine).failure is None

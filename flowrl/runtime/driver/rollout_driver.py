@@ -352,12 +352,12 @@ class RolloutDriver:
         """Returns who waits for whom, in one line."""
         episodes = [e.describe() for e in self._engines.values() if isinstance(e, EpisodeEngine)]
         waits = [*self.scheduler.waits(), *filter(None, episodes)]
-        return "; ".join(waits) or f"nobody waits; samples: {self.scheduler.counts}"
+        return "; ".join(waits) or f"nothing waits; samples: {self.scheduler.counts}"
 
     def _is_busy_with_dropped(self) -> bool:
         """True if an engine or a scorer still has a sample that was dropped."""
-        held = (*self._running.values(), self._results.due)
-        return any(self.store.get(sample) is None for samples in held for sample in samples)
+        busy = (*self._running.values(), self._results.due)
+        return any(self.store.get(sample) is None for samples in busy for sample in samples)
 
     # Events in
 

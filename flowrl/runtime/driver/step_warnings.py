@@ -58,7 +58,7 @@ class StepWarnings:
         self._warn(
             f"{metrics.stage} step {metrics.step}: {counted(cut, 'episode')} {were} cut, for what "
             "the environment said next was longer than max_observation_tokens of fl.interact "
-            "(the term cut_observation in samples.jsonl) or left no room for another turn in the "
+            "(the term cut_observation in samples.jsonl) or left no space for another turn in the "
             "model's max_length (cut_length); cut_episodes in metrics.jsonl counts more of them"
         )
 

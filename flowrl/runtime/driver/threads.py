@@ -209,7 +209,7 @@ class BusyThread:
         self.rounds = 0
         self.worked_s = 0.0
         self._seconds = seconds
-        self._held = {f"0/{number}/0": [number, 0] for number in range(_SAMPLES)}
+        self._objects = {f"0/{number}/0": [number, 0] for number in range(_SAMPLES)}
         self._thread = threading.Thread(target=self._run, name="flowrl-busy", daemon=True)
 
     def __enter__(self) -> BusyThread:
@@ -229,8 +229,8 @@ class BusyThread:
             time.sleep(_PAUSE_S)
 
     def _work(self) -> None:
-        held, first = self._held, self.rounds * _ROUND
+        objects, first = self._objects, self.rounds * _ROUND
         for number in range(first, first + _ROUND):
             name = f"0/{number % _SAMPLES}/0"
-            held[name] = [number, held[name][1] + 1]
+            objects[name] = [number, objects[name][1] + 1]
         self.rounds += 1

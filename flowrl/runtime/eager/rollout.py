@@ -124,8 +124,8 @@ class TwoPhaseDriver(RolloutDriver):
             RewardError: more rewards failed than allowed.
         """
         self._holding = False
-        held, self._held_scores = self._held_scores, []
-        for action in held:
+        held_scores, self._held_scores = self._held_scores, []
+        for action in held_scores:
             self._score(action)
         self._settle()
         self._run(lambda: self._is_delivered(batch), self._spent)

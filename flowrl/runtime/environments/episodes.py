@@ -73,7 +73,7 @@ class _Phase(StrEnum):
     """Who acts next in an episode."""
 
     OPENING = "opening"  # the environment, before the first turn
-    GENERATING = "drawing"  # the policy
+    GENERATING = "generating"  # the policy
     STEPPING = "stepping"  # the environment
 
 
@@ -180,7 +180,7 @@ class EpisodeEngine:
                     else "an episode cannot go on from tokens that it has already",
                     where=f"sample {request.sample}",
                     found=f"attempt {request.attempt}, {len(request.response)} response tokens",
-                    hint="abort the earlier attempt first" if live else "begin it anew",
+                    hint="abort the earlier attempt first" if live else "start it again",
                 )
             seen.add(request.sample)
         for request in requests:
@@ -199,18 +199,18 @@ class EpisodeEngine:
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """See `GenerateBackend`; the ends, without tokens, are reported by `poll`."""
-        drawing: list[SampleId] = []
+        generating: list[SampleId] = []
         for sample in samples:
             episode = self._episodes.get(sample)
             if episode is None or episode.aborting:
                 continue
             if episode.phase is _Phase.GENERATING:
                 episode.aborting = True
-                drawing.append(sample)
+                generating.append(sample)
             else:
                 self._end_aborted(episode)
-        if drawing:
-            self._engine.abort(drawing)
+        if generating:
+            self._engine.abort(generating)
 
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
         """See `GenerateBackend`; returns also when nothing is left to do but to wait."""
@@ -253,7 +253,7 @@ class EpisodeEngine:
         """
         if not isinstance(self._engine, Restartable):
             raise BackendError(
-                "the engine below cannot be opened anew", found=type(self._engine).__name__
+                "the engine below cannot be restarted", found=type(self._engine).__name__
             )
         self._engine.restart()
         self.close()
@@ -315,12 +315,12 @@ class EpisodeEngine:
         if tokens is None or not self._enter_state(episode, observation.state):
             return
         prompt = episode.request.prompt
-        room = self._max_length - len(prompt) - len(tokens)
-        if room < 1 or len(tokens) > self._max_observation_tokens:
+        space = self._max_length - len(prompt) - len(tokens)
+        if space < 1 or len(tokens) > self._max_observation_tokens:
             self._fail(
                 episode,
                 f"opens with {len(tokens)} tokens behind a prompt of {len(prompt)}, of at most "
-                f"{self._max_observation_tokens} (max_observation_tokens) that leave room for a "
+                f"{self._max_observation_tokens} (max_observation_tokens) that leave space for a "
                 f"turn (max_length={self._max_length})",
             )
             return
@@ -395,7 +395,9 @@ class EpisodeEngine:
     def _enter_state(self, episode: _Episode, state: EnvironmentState) -> bool:
         """Notes the environment's state; returns False if a missing state ended the episode."""
         if state is None and self._needs_states:
-            self._fail(episode, "tells no state, which the workflow's advantage compares turns by")
+            self._fail(
+                episode, "returned no state, by which the workflow's advantage compares turns"
+            )
             return False
         episode.state = state_number(state, episode.sample, episode.transcript.num_turns)
         return True

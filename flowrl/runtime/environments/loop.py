@@ -174,7 +174,7 @@ class EnvironmentLoop:
             return None, None
         frame = sys._current_frames().get(self._thread.ident or 0)
         stack = traceback.extract_stack(frame) if frame is not None else []
-        return call, self._timeout(call, stack, " and held the environment's thread")
+        return call, self._timeout(call, stack, " and blocked the environment's thread")
 
     def stop(self, timeout_s: float) -> bool:
         """Closes the environment and ends the thread; false where it has not ended in time.

@@ -189,7 +189,11 @@ class EnvironmentPool:
         if not calls:
             return ""
         oldest, now = min(calls, key=lambda call: call.sent), time.monotonic()
-        state = "waits for room" if oldest.begun is None else f"runs for {now - oldest.begun:.1f} s"
+        state = (
+            "waits for a free place"
+            if oldest.begun is None
+            else f"runs for {now - oldest.begun:.1f} s"
+        )
         return (
             f"environment {self.role}: {len(calls)} calls under way, the oldest, {oldest} of "
             f"sample {oldest.sample}, {state}"

@@ -63,7 +63,7 @@ class EngineFleet:
         plugin: Name of the plug-in that generates.
         context: Context of the policy.
         export: Writes the trainer's weights into a folder.
-        beside: Folder for weights if the system has no shared memory.
+        fallback: Folder for weights if the system has no shared memory.
         silence_s: Seconds that an engine with requests may be silent.
         cores: The core of each engine, counted among those that this process may use; empty leaves
             it to the operating system.
@@ -79,7 +79,7 @@ class EngineFleet:
         context: PolicyContext,
         *,
         export: Callable[[Path], None],
-        beside: Path,
+        fallback: Path,
         silence_s: float,
         cores: Sequence[int] = (),
     ) -> None:
@@ -88,7 +88,7 @@ class EngineFleet:
         self._export = export
         self._silence_s = silence_s
         self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
-        self._folders = WeightFolders(beside)
+        self._folders = WeightFolders(fallback)
         self._busy_before = 0.0
         self._members: dict[EngineId, _Member] = {}
         try:

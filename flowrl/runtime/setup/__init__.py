@@ -1,1 +1,1 @@
-"""What a run opens before its first step: inputs, models, scorers, rollouts, stages."""
+"""Opens the resources of a run before its first step: inputs, models, scorers, rollouts, stages."""

@@ -149,7 +149,7 @@ class OpenPolicies:
             self._placements[role].backend,
             worker.context,
             export=worker.train.export,
-            beside=self._folder / "sync",
+            fallback=self._folder / "sync",
             # The run itself gives up after that time; an engine is restarted earlier.
             silence_s=self._config.runtime.stall_timeout_s / 2,
             cores=engines.cores,

@@ -140,12 +140,12 @@ class DriverMaker:
         seed, purpose = self._config.seed, spec.purpose
         tokenizer = self._policies.tokenizer(spec.role)
         store = PayloadStore()
-        drawing = {worker.engine_id: worker.engine} if engines is None else dict(engines)
+        generating = {worker.engine_id: worker.engine} if engines is None else dict(engines)
         if spec.episodes is not None:
-            for name, engine in drawing.items():
+            for name, engine in generating.items():
                 # Each has an environment of its own, and so has an evaluation at the same time.
                 owner = "" if engines is None else name
-                drawing[name] = self._episodes(
+                generating[name] = self._episodes(
                     *(spec, spec.episodes, engine, tokenizer, store), owner
                 )
 
@@ -154,7 +154,7 @@ class DriverMaker:
 
         driver = kind(
             scheduler=scheduler,
-            engines=drawing,
+            engines=generating,
             scorers=scorers,
             tokenizer=tokenizer,
             sampling=spec.sampling,

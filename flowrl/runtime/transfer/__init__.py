@@ -1,1 +1,1 @@
-"""How weights reach the engines of other processes."""
+"""Publication of weights to engine processes."""

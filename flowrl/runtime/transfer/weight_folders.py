@@ -33,13 +33,13 @@ class WeightFolders:
         folders.loaded(engine, version)   # the engine has loaded it
 
     Args:
-        beside: The folder to use if the system has no shared memory.
+        fallback: The folder to use if the system has no shared memory.
     """
 
-    def __init__(self, beside: Path, *, shared_memory: Path = _SHARED_MEMORY) -> None:
+    def __init__(self, fallback: Path, *, shared_memory: Path = _SHARED_MEMORY) -> None:
         parent = shared_memory
         if not os.access(parent, os.W_OK | os.X_OK):
-            parent = beside
+            parent = fallback
             parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(parent)
         self.root, self._lock = _new_root(parent)
