@@ -165,18 +165,6 @@ def _templates_are_read(loaded: LoadedConfig) -> Problems:
         )
 
 
-def _sums_have_no_difficulty(loaded: LoadedConfig) -> Problems:
-    data = loaded.config.data
-    if data.difficulty is not None and isinstance(data.train, ArithmeticData):
-        yield ConfigError(
-            "data.difficulty reads a field of rows, and built-in sums carry no solve rate",
-            where=loaded.where("data.difficulty"),
-            found="data.train of kind arithmetic",
-            hint="leave data.difficulty out, or write the rows into a file with the field "
-            f"{data.difficulty.field!r}",
-        )
-
-
 def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
     """Checks that mini-batches hold equally many whole groups (or examples, or pairs)."""
     for name, prefix in loaded.stage_prefixes():
@@ -346,7 +334,6 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     check_files.cluster_file_exists,
     check_files.data_files_exist,
     _templates_are_read,
-    _sums_have_no_difficulty,
     _roles_copy_roles,
     check_files.model_folders_exist,
     check_files.environment_files_exist,

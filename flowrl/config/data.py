@@ -7,7 +7,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from flowrl.config.section import Float, Int, Section
+from flowrl.config.section import Float, Int, Refusal, Section
+from flowrl.errors import ConfigError
 
 __all__ = [
     "ArithmeticData",
@@ -167,3 +168,17 @@ class DataConfig(Section):
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
     source: str | None = None
+
+    @model_validator(mode="after")
+    def _sums_have_no_difficulty(self) -> DataConfig:
+        if self.difficulty is not None and isinstance(self.train, ArithmeticData):
+            raise Refusal(
+                ConfigError(
+                    "data.difficulty reads a field of rows, and built-in sums carry no solve rate",
+                    where="difficulty",
+                    found="data.train of kind arithmetic",
+                    hint="leave data.difficulty out, or write the rows into a file with the field "
+                    f"{self.difficulty.field!r}",
+                )
+            )
+        return self

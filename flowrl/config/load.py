@@ -323,7 +323,7 @@ def _describes_machines(path: Path) -> bool:
 
 
 def _interpolate(draft: Draft, path: Path | None) -> dict[str, Value]:
-    if not _has_interpolation(draft.values):
+    if "${" not in str(draft.values):
         return draft.values
     # Its grammar takes longer to import than a configuration to read, and few interpolate.
     from omegaconf import OmegaConf
@@ -355,15 +355,3 @@ def _written(resolved: Value, values: Value) -> Value:
     if isinstance(resolved, dict) and isinstance(values, dict):
         return {key: _written(resolved[key], inner) for key, inner in values.items()}
     return resolved
-
-
-def _has_interpolation(value: Value) -> bool:
-    match value:
-        case str():
-            return "${" in value
-        case dict():
-            return any(_has_interpolation(inner) for inner in value.values())
-        case list():
-            return any(_has_interpolation(inner) for inner in value)
-        case _:
-            return False
