@@ -331,7 +331,7 @@ def _interpolate(draft: Draft, path: Path | None) -> dict[str, Value]:
 
     try:
         # The defaults take part, so that `${seed}` means the seed even where none is written.
-        tree = OmegaConf.merge(OmegaConf.create(_defaults()), OmegaConf.create(draft.values))
+        tree = OmegaConf.create(_overlaid(_defaults(), draft.values))
         resolved = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
@@ -348,6 +348,18 @@ def _defaults() -> dict[str, object]:
     # Required keys have no value to build the tree with; None stands for them and is left out.
     blank = RunConfig.model_construct(**dict.fromkeys(required))  # type: ignore[arg-type]
     return blank.model_dump(mode="json", exclude=set(required))
+
+
+def _overlaid(defaults: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """Returns the defaults with the values over them; any value may replace a whole section."""
+    merged = dict(defaults)
+    for key, value in values.items():
+        default = merged.get(key)
+        if isinstance(default, dict) and isinstance(value, dict):
+            merged[key] = _overlaid(default, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _written(resolved: Value, values: Value) -> Value:

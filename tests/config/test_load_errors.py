@@ -141,6 +141,15 @@ def test_a_wrong_override_is_quoted_and_explained(
         assert f"command line ({override})" in text
 
 
+@pytest.mark.parametrize("override", ["train=[1]", "rewards=[a]", "algorithm.advantage=[1]"])
+def test_a_list_in_place_of_a_section_is_refused_next_to_interpolations(
+    good: Path, override: str
+) -> None:
+    text = message(good, "name=${seed}", override)
+    assert f"command line ({override}): " in text
+    assert "must be a mapping" in text
+
+
 @pytest.mark.parametrize("override", ["train.steps", "--train.steps"])
 def test_an_override_without_a_value_is_told_how_to_give_one(good: Path, override: str) -> None:
     assert "to fix: write train.steps=VALUE" in message(good, override)
