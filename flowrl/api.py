@@ -7,7 +7,7 @@
     result = compiled.run()
     print(result.summary.headline)
 
-Each call imports the executor or the simulator when it needs it: compiling needs neither.
+The executor and the simulator are imported by the calls that need them; compiling needs neither.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 ConfigLike: TypeAlias = "str | Path | Mapping[str, object] | RunConfig | LoadedConfig"
-"""A path to a YAML file, plain nested values, or a configuration that was already read."""
+"""A path to a YAML file, nested mappings and values, or a configuration that was already read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run left behind.
+    """The result of a run.
 
     Attributes:
         folder: The run folder.
-        summary: What its summary.json holds.
+        summary: The content of its summary.json.
     """
 
     folder: Path
@@ -80,7 +80,7 @@ class Compiled:
 
     Attributes:
         config: The validated configuration.
-        stages: In the order they run.
+        stages: The stages in the order of execution.
     """
 
     config: RunConfig
@@ -97,13 +97,13 @@ class Compiled:
         return self.stages[-1].plan
 
     def with_plan(self, plan: PlacementPlan | Path) -> Compiled:
-        """The run with another plan, or a plan's file, for the stages of its graph.
+        """Returns the run with another plan, or a plan's file, for the stages of its graph.
 
         Raises:
-            ConfigError: the file is no plan, or of no stage's graph.
-            PlanError: the parts of the plan contradict each other.
+            ConfigError: The file is not a plan, or no stage has its graph.
+            PlanError: The parts of the plan contradict each other.
         """
-        # What an edited one for this machine predicts is of no matter to the executor.
+        # The executor does not read the predictions of an edited plan for this machine.
         given = plan if isinstance(plan, PlacementPlan) else load_plan(plan, alone=False)
         if given.schedule is not None and isinstance(plan, Path):
             given = load_plan(plan)
@@ -120,10 +120,11 @@ class Compiled:
         """Executes the plan in a new run folder.
 
         Args:
-            display: Shows progress; by default lines on standard output, live on a terminal.
+            display: The display of progress; by default lines on standard output, live on a
+                terminal.
 
         Raises:
-            FlowError: whatever ends the run early; KeyboardInterrupt after a clean Ctrl-C.
+            FlowError: An error ended the run early. (KeyboardInterrupt after a clean Ctrl-C.)
         """
         from flowrl.runtime.run import run_local
 
@@ -145,18 +146,19 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
 
     Args:
         workflow: The last stage's workflow, or a reference to one (`grpo`, `mine.py:NAME`); None
-            takes the one that the configuration names.
-        config: See `ConfigLike`.
-        overrides: `key=value` texts.
-        pool: Devices to plan for; by default what `cluster` says, which is this machine.
-        measured: Plans for this machine are chosen by the times that `flowrl profile` measured, if
-            it did.
-        runs: It is to be run; if it is only looked at, its data need not be there.
-        plan: One that was made before, for other machines: only the stages that it is of are
-            compiled, and nothing is planned. (`Compiled.with_plan` takes one for this machine.)
+            for the configuration's.
+        config: The configuration; see `ConfigLike`.
+        overrides: Overrides as `key=value` strings.
+        pool: The devices to plan for; by default those of `cluster`, which is this machine.
+        measured: True to choose plans for this machine by the times that `flowrl profile` measured,
+            if there are any.
+        runs: True if the result will be executed; otherwise its data need not exist.
+        plan: An existing plan for other machines: only the stages with its graph are compiled, and
+            nothing is planned. (`Compiled.with_plan` takes a plan for this machine.)
 
     Raises:
-        FlowError: anything that is wrong, before a tensor library is imported or data is read.
+        FlowError: The configuration or a program is invalid; raised before a tensor library is
+            imported or data is read.
     """
     loaded = _load(config, overrides)
     return _compile(workflow, loaded, pool, chooses=measured, runs=runs, given=plan)
@@ -176,7 +178,7 @@ def _compile(
         from flowrl.runtime.ray_pool import ray_pool
 
         pool = ray_pool(loaded.config.cluster)
-    # A breakpoint in a program that runs line by line is meant for lines that have values.
+    # In a program that runs line by line, breakpoints are for the execution, not the trace.
     is_eager = loaded.config.executor == "eager"
     with locating(loaded), breakpoints_left_out() if is_eager else nullcontext():
         stages = compile_stages(
@@ -192,20 +194,20 @@ def _compile(
 
 
 def profile_path(runs: Path, name: str) -> Path:
-    """Where a config's profile is, if nobody says otherwise."""
+    """Returns the default path of a config's profile."""
     return runs / f"{name}.profile.json"
 
 
 def profile_of(config: RunConfig) -> Path:
-    """Where a config's profile is: where `plan.profile` says, or `flowrl profile` writes it."""
+    """Returns the path of a config's profile: `plan.profile`, or the default path."""
     return config.plan.profile or profile_path(config.runtime.runs, config.name)
 
 
 def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[CompiledStage, ...]:
-    """The stages by the plans that are fastest by a profile of this machine, where there is one.
+    """Returns the stages with the plans that are fastest by a profile of this machine.
 
-    A profile is of a config's last stage; it is used for it alone. Without one, and for a machine
-    that a file describes, plans are ranked by assumed times.
+    A profile measures a config's last stage and is used for that stage only. Without a profile, and
+    for a machine that a file describes, plans are ranked by assumed times.
     """
     config, stage = loaded.config, stages[-1]
     path = profile_of(config)
@@ -227,7 +229,7 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
     except FlowError as reason:
         if config.plan.profile is not None:
             raise
-        # It lies there from another time; that it is not used is told with the plan.
+        # An outdated file at the default path; the plan's reasons say that it is not used.
         why = f"{path} cannot be used: {reason.what}"
         left = Reason(subject="profile", choice="none", why=why)
         chosen = _estimated(config, stage)
@@ -236,15 +238,17 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
 
 
 def priced_here(config: RunConfig, stage: CompiledStage, plan: PlacementPlan) -> PlacementPlan:
-    """A plan's file for this machine, with the step, the reasons and the alternatives that its
-    decisions have: by a profile where there is one, by assumed times otherwise.
+    """Returns a plan for this machine with its step time, reasons and alternatives re-evaluated.
+
+    They are computed from a profile if there is one, otherwise from assumed times.
 
     Args:
-        stage: By the planner's own plan.
-        plan: That the executor can run.
+        config: The configuration.
+        stage: The stage with the planner's own plan.
+        plan: A plan that the executor can run.
 
     Raises:
-        FlowError: the profile that `plan.profile` names cannot be used.
+        FlowError: The profile that `plan.profile` names cannot be used.
     """
     if stage.local is None or not stage.local.request.roles or stage.local.request.in_process:
         return plan
@@ -259,7 +263,7 @@ def priced_here(config: RunConfig, stage: CompiledStage, plan: PlacementPlan) ->
         except FlowError:
             if config.plan.profile is not None:
                 raise
-            # Why it is not used is told with the planner's own plan, and so with this one.
+            # The reasons of the planner's own plan say why the profile is not used.
     try:
         return price_local(stage, plan, config.plan, config.seed, None)
     except FlowError as reason:
@@ -276,16 +280,19 @@ def by_file(
     *,
     timed: bool,
 ) -> PlacementPlan:
-    """A plan's file for this machine, with what follows from its decisions, which a hand may have
-    edited: checked, and priced by them.
+    """Returns the plan of a file for this machine, checked and re-evaluated from its decisions.
+
+    The decisions may have been edited by hand.
 
     Args:
-        stages: That run by it.
-        given: What the file says.
-        timed: The last of them is the last of the run, of which alone times are known.
+        config: The configuration.
+        stages: The stages that run by the plan.
+        given: The plan in the file.
+        path: The file, for messages.
+        timed: True if the last of the stages is the run's last, the only one with known times.
 
     Raises:
-        ConfigError, PlanError: the executor cannot run it; with line and key.
+        ConfigError, PlanError: The executor cannot run the plan; with line and key.
     """
     from flowrl.plan.settle_local import settled
     from flowrl.runtime.local.plan_checks import require_local_plan
@@ -300,24 +307,24 @@ def by_file(
 
 
 def _left_behind(loaded: LoadedConfig, path: Path) -> Reason | None:
-    """Of a profile that has another name than the command line gives the run."""
+    """Returns the reason for ignoring a profile whose name differs from that of the run."""
     config = loaded.config
     if config.cluster != "auto" or config.plan.profile is not None or not loaded.is_changed("name"):
         return None
     there = sorted(config.runtime.runs.glob("*.profile.json"))
     if not there:
         return None
-    names = listing([str(one) for one in there[:3]])
+    names = listing([str(profile) for profile in there[:3]])
     return Reason(
         subject="profile",
         choice="none",
-        why=f"there is no {path}, and the name of a run says which is taken (there is {names}); "
+        why=f"there is no {path}, the profile of this run's name (there is {names}); "
         "plan.profile=FILE takes another",
     )
 
 
 def _estimated(config: RunConfig, stage: CompiledStage) -> CompiledStage:
-    """The stage by a plan that is ranked by assumed times; as it is where none can be assumed."""
+    """Returns the stage with the best plan by assumed times; unchanged without such times."""
     from flowrl.sim.estimate_plans import estimated_plan
 
     try:
@@ -328,10 +335,10 @@ def _estimated(config: RunConfig, stage: CompiledStage) -> CompiledStage:
 
 
 def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None:
-    """Times that were measured (`plan.profile`) in the place of estimates; None without any.
+    """Returns the cost model of measured times (`plan.profile`); None without a profile.
 
     Raises:
-        ConfigError: a profile that cannot be read, or of a device that no catalogue has.
+        ConfigError: The profile cannot be read, or no catalogue has its device.
     """
     path = loaded.config.plan.profile
     if path is None:
@@ -347,11 +354,12 @@ def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None
 
 
 def trace(config: ConfigLike, *, overrides: Sequence[str] = ()) -> dict[str, Graph]:
-    """What the program of each stage says, by the stage's name. Nothing is planned, so neither its
-    data nor devices that it fits need be there.
+    """Traces the program of each stage and returns the graphs by the stage's name.
+
+    Nothing is planned, so neither the data nor suitable devices need to exist.
 
     Raises:
-        FlowError: anything else that is wrong with the configuration or a program.
+        FlowError: The configuration or a program is invalid.
     """
     loaded = _load(config, overrides)
     check_config(loaded, other_machines=True)
@@ -363,11 +371,12 @@ def trace(config: ConfigLike, *, overrides: Sequence[str] = ()) -> dict[str, Gra
 def ask_for_plan(
     config: ConfigLike, *, overrides: Sequence[str] = ()
 ) -> tuple[Graph, PlanRequest, Cost | None]:
-    """The last stage's lowered graph, what it asks of a planner for other machines, and measured
-    times if there are any.
+    """Returns the last stage's lowered graph, its plan request for other machines, and its cost.
+
+    The cost is that of measured times; None without any.
 
     Raises:
-        FlowError: anything that is wrong with the configuration.
+        FlowError: The configuration is invalid.
     """
     loaded = _load(config, overrides)
     check_config(loaded, other_machines=True)
@@ -385,10 +394,15 @@ def run(
     display: Display | None = None,
     executor: Literal["local", "eager"] | None = None,
 ) -> RunResult:
-    """Compiles and executes; see `compile` and `Compiled.run`.
+    """Compiles and executes a workflow; see `compile` and `Compiled.run`.
 
     Args:
-        executor: Takes the place of the configuration's: `eager` runs the program line by line.
+        workflow: The workflow, as for `compile`.
+        config: The configuration, as for `compile`.
+        overrides: Overrides as `key=value` strings.
+        display: The display of progress, as for `Compiled.run`.
+        executor: The executor, in place of the configuration's: `eager` runs the program line by
+            line.
     """
     loaded = _load(config, overrides)
     if executor is not None:
@@ -403,18 +417,20 @@ def eager(
     overrides: Sequence[str] = (),
     display: Display | None = None,
 ) -> EagerSession:
-    """Opens a run that is made step by step and line by line, in a notebook or at a prompt.
+    """Opens a run that executes step by step and line by line, in a notebook or at a prompt.
 
         with fl.eager(mine, "config.yaml") as session:
             made = session.step()
             print(made.metrics.reward_mean, made["verifier.score"])
 
     Args:
-        workflow: As for `compile`; likewise the configuration.
-        display: Is told of the run; by default lines on standard output.
+        workflow: The workflow, as for `compile`.
+        config: The configuration, as for `compile`.
+        overrides: Overrides as `key=value` strings.
+        display: The display of progress; by default lines on standard output.
 
     Raises:
-        FlowError: whatever is wrong, before the first step.
+        FlowError: The configuration or the program is invalid; raised before the first step.
     """
     from flowrl.runtime.eager.session import EagerSession
 
@@ -429,7 +445,7 @@ def _with_executor(loaded: LoadedConfig, executor: Literal["local", "eager"]) ->
             where="executor",
             found=repr(executor),
             expected="local or eager",
-            hint="take one of them, or leave it out to take the configuration's",
+            hint="use one of them, or omit executor to use the configuration's",
         )
     config = loaded.config.model_copy(update={"executor": executor})
     return replace(loaded, config=config)
@@ -442,19 +458,21 @@ def resume(
     display: Display | None = None,
     accept_changes: bool = False,
 ) -> RunResult:
-    """Goes on with the run in `folder` from its latest checkpoint.
+    """Continues the run in `folder` from its latest checkpoint.
 
         compiled = fl.compile(None, "runs/mine/config.yaml")
         fl.resume(compiled, "runs/mine")
 
     Args:
-        compiled: Of the configuration that the folder holds.
-        accept_changes: Goes on although files that the run reads (rewards, environments, data,
-            models, programs) are not what it began with.
+        compiled: The compiled configuration of the folder.
+        folder: The run folder.
+        display: The display of progress, as for `Compiled.run`.
+        accept_changes: True to continue although files that the run reads (rewards, environments,
+            data, models, programs) have changed since it began.
 
     Raises:
-        CheckpointError: no run is there, its checkpoint is damaged or of another run, or a file
-            has changed; each changed file is named.
+        CheckpointError: The folder has no run, its checkpoint is damaged or belongs to another run,
+            or a file has changed; the message names each changed file.
     """
     from flowrl.runtime.checkpoint.resume import resume_local
 
@@ -467,8 +485,10 @@ def resume(
 
 
 def _as_begun(compiled: Compiled, stage: CompiledStage, folder: Path) -> CompiledStage:
-    """A stage by the plan that a run folder holds; a run goes on as it began, or as an edit of that
-    plan says. What follows from an edit is made anew, and logged."""
+    """Returns a stage with the plan of a run folder, so that a run continues with its first plan.
+
+    The plan may have been edited; then its derived parts are recomputed, and each is logged.
+    """
     from flowrl.plan.priced.changes import local_changes
 
     written = folder / f"plan.{stage.name}.json"
@@ -476,26 +496,26 @@ def _as_begun(compiled: Compiled, stage: CompiledStage, folder: Path) -> Compile
         return stage
     given = load_plan(written, alone=False)
     if given.kind == "":
-        return stage  # older than this choice, or of a line by line run, which knows none
+        return stage  # from a version without this choice, or from an eager run
     nodes = [operation.node for operation in given.operations]
     if nodes != [operation.node for operation in stage.plan.operations]:
-        return stage  # of another workflow, which the executor tells of
+        return stage  # from another workflow, which the executor reports
     timed = stage is compiled.stages[-1]
     plan = by_file(compiled.config, [stage], given, written, timed=timed)
-    told = list(local_changes(given, plan, written))
-    for line in told:
+    changes = list(local_changes(given, plan, written))
+    for line in changes:
         _log.warning("%s", line)
-    return stage.with_plan(plan if told else given)
+    return stage.with_plan(plan if changes else given)
 
 
 def _reference(workflow: Workflow | str | None) -> str | None:
-    """What names the workflow in a config; None where nothing can (one defined in a function)."""
+    """Returns the workflow's reference for a config; None if there is none (a local function)."""
     if workflow is None or isinstance(workflow, str):
         return workflow
     name, module = workflow.name, sys.modules.get(workflow.__module__)
     file: str | None = getattr(module, "__file__", None)
-    found: object = getattr(module, name, None)
-    if file is None or not file.endswith(".py") or found is not workflow:
+    value: object = getattr(module, name, None)
+    if file is None or not file.endswith(".py") or value is not workflow:
         return None
     return f"{Path(file).resolve()}:{name}"
 
@@ -513,15 +533,15 @@ def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:
                     "overrides belong to the call that reads the configuration",
                     where="overrides",
                     found=", ".join(overrides),
-                    hint="give them to load_config, or a path in the place of what was read",
+                    hint="pass them to load_config, or pass a path instead of a read configuration",
                 )
             return config
         case Mapping():
             return load_config(None, overrides, base=config)
     raise ConfigError(
-        "this is no configuration",
+        "this is not a configuration",
         where="config",
         found=repr(config),
-        expected="a path to a YAML file, nested values, or a configuration that was read before",
+        expected="a path to a YAML file, nested values, or a configuration that was already read",
         hint='for example fl.compile(None, "configs/quickstart.yaml")',
     )

@@ -1,7 +1,7 @@
-"""What installed distributions offer under an entry point group, whoever wrote them.
+"""The entry points of installed distributions in one group.
 
-Looking (`entries`) reads metadata only; nothing of a plug-in is imported before `Entry.load`. A
-broken distribution is named and leaves the others usable.
+`entries` reads metadata only; no plug-in is imported before `Entry.load`. An error names a broken
+distribution, and the others remain usable.
 
     entries("flowrl.graphs")                       # metadata of all
     find_entry("flowrl.graphs", "grpo", kind="workflow", error=ConfigError).load()
@@ -30,10 +30,10 @@ class Entry:
 
     Attributes:
         group: `flowrl.backends` or `flowrl.graphs`.
-        name: What people write in a config.
+        name: The name in configs.
         target: `module:attribute`.
-        distribution: Name of the distribution that declares it.
-        version: Of the distribution.
+        distribution: The name of the distribution that declares it.
+        version: The version of the distribution.
     """
 
     group: str
@@ -44,20 +44,20 @@ class Entry:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for messages."""
+        """The distribution and its version, for messages."""
         return f"{self.distribution} {self.version}".strip()
 
     def load(self, error: type[FlowError] = FlowError) -> object:
         """Imports the target and returns it.
 
         Args:
-            error: Type of the error raised where the import fails or the attribute is missing; it
-                names the distribution.
+            error: The type of the error that is raised if the import fails or the attribute is
+                missing; its message names the distribution.
         """
         point = metadata.EntryPoint(name=self.name, value=self.target, group=self.group)
         try:
             return point.load()
-        # A plug-in is foreign code: whatever its import raises, SystemExit included, is reported.
+        # A plug-in is foreign code: every error of its import, SystemExit included, is reported.
         except (Exception, SystemExit) as reason:
             raise error(
                 f"{self.name!r} cannot be imported",
@@ -69,10 +69,10 @@ class Entry:
 
 
 def entries(group: str) -> tuple[Entry, ...]:
-    """All entry points of `group` in installed distributions, by name, then distribution.
+    """Returns all entry points of `group`, sorted by name, then distribution.
 
-    A name that two distributions declare appears twice. Folders are read once while `sys.path`
-    stays as it is; `find_entry` looks again for a name that it does not know.
+    A name that two distributions declare appears twice. Folders are read once for each `sys.path`;
+    `find_entry` reads them again for an unknown name.
     """
     return _entries(group, tuple(sys.path), metadata.entry_points)
 
@@ -81,7 +81,7 @@ def entries(group: str) -> tuple[Entry, ...]:
 def _points(
     path: tuple[str, ...], entry_points: Callable[..., metadata.EntryPoints]
 ) -> metadata.EntryPoints:
-    """Of all groups: the folders of all distributions are looked through for any one of them."""
+    """Returns the entry points of all groups, as finding one group reads all distributions."""
     return entry_points()
 
 
@@ -89,16 +89,16 @@ def _points(
 def _entries(
     group: str, path: tuple[str, ...], entry_points: Callable[..., metadata.EntryPoints]
 ) -> tuple[Entry, ...]:
-    found = []
+    points = []
     origins: dict[int, tuple[str, str]] = {}
     for point in _points(path, entry_points).select(group=group):
         if id(point.dist) not in origins:
-            # Each look at the metadata parses them anew, that at a name or a version too.
+            # Each access to the metadata parses it again, also for a name or a version alone.
             known = point.dist
-            told = known.metadata if known else {"Name": _UNKNOWN, "Version": ""}
-            origins[id(known)] = (told["Name"], told["Version"])
+            fields = known.metadata if known else {"Name": _UNKNOWN, "Version": ""}
+            origins[id(known)] = (fields["Name"], fields["Version"])
         distribution, version = origins[id(point.dist)]
-        found.append(
+        points.append(
             Entry(
                 group=group,
                 name=point.name,
@@ -107,18 +107,20 @@ def _entries(
                 version=version,
             )
         )
-    return tuple(sorted(found, key=lambda entry: (entry.name, entry.distribution)))
+    return tuple(sorted(points, key=lambda entry: (entry.name, entry.distribution)))
 
 
 def find_entry(
     group: str, name: str, *, kind: str, error: type[FlowError], where: str | None = None
 ) -> Entry:
-    """The entry point called `name`, without importing it.
+    """Returns the entry point with the name `name`, without importing it.
 
     Args:
-        kind: What the group holds, for messages: `backend`, `workflow`.
-        error: Type of the error for an unknown or ambiguous name.
-        where: Config key or file that asks for the name.
+        group: The group of entry points.
+        name: The name of the entry point.
+        kind: The kind of the group's entries, for messages: `backend`, `workflow`.
+        error: The type of the error for an unknown or ambiguous name.
+        where: The config key or file that contains the name.
     """
     known = entries(group)
     if name not in {entry.name for entry in known}:

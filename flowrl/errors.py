@@ -5,16 +5,16 @@
     |-- TraceError        the user's workflow program
     |-- GraphError        a graph that breaks the specification of its level
     |-- PlanError         a job that does not fit, or a plan that does not belong to its graph
-    |-- BackendError      a plug-in that is missing, broken or asked for what it cannot do
-    |   `-- WorkerDied    a worker that was running and is gone
-    |-- SchedulerError    the rollout scheduler: an impossible transition, or nothing moves any more
+    |-- BackendError      a plug-in that is missing, broken or without a requested ability
+    |   `-- WorkerDied    a worker that ended while it was in use
+    |-- SchedulerError    the rollout scheduler: an impossible transition, or no progress
     |-- DataError         a data file or a row of it
-    |-- RewardError       a reward that raised, hung or returned no number
+    |-- RewardError       a reward that raised an error, timed out or did not return a number
     `-- CheckpointError   a run folder or checkpoint that cannot be resumed
 
 An error says what, where (the user's file:line, config key or data row), what was found, what was
-expected and the way out; `str(error)` is one to four lines. `exit_code` is what the command line
-ends with: 2 for a mistake of the user's, 1 for a fault of ours.
+expected and how to fix it; `str(error)` is one to four lines. `exit_code` is the exit status of the
+command line: 2 for the user's mistakes, 1 for faults of flowrl.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ __all__ = [
 ]
 
 MAX_OTHERS = 6
-"""Of several mistakes, how many are told besides the first."""
+"""The number of mistakes that a combined error reports besides the first."""
 
 
 class FlowError(Exception):
-    """Base of all errors raised on purpose.
+    """The base of all errors raised on purpose.
 
     Args:
-        what: One sentence that says what is wrong.
-        where: `file:line`, config key, node or data row; printed in front.
-        found: The offending value, as text.
-        expected: What would have been accepted.
-        hint: What to do about it.
+        what: One sentence that describes the mistake.
+        where: The `file:line`, config key, node or data row; printed first.
+        found: The invalid value, as text.
+        expected: A description of valid values.
+        hint: The action that fixes the mistake.
 
     Attributes:
-        others: What else is wrong, which is told in short (`combine`).
+        others: Further mistakes, which the message lists briefly (`combine`).
     """
 
     exit_code: ClassVar[int] = 2
@@ -84,14 +84,14 @@ class FlowError(Exception):
         if middle:
             lines.append("  " + "; ".join(middle))
         if self.hint or self.others:
-            lines.append(f"  to fix: {self.hint or 'mend this first'}")
+            lines.append(f"  to fix: {self.hint or 'fix this first'}")
         if self.others:
             lines.append(self._in_short())
         return "\n".join(lines)
 
     def _in_short(self) -> str:
-        """The others in a line."""
-        brief = [f"{one.where}: {one.what}" if one.where else one.what for one in self.others]
+        """Returns the other mistakes in one line."""
+        brief = [f"{e.where}: {e.what}" if e.where else e.what for e in self.others]
         more = f"; and {len(brief) - MAX_OTHERS} more" if len(brief) > MAX_OTHERS else ""
         noun = "mistake" if len(brief) == 1 else "mistakes"
         return f"  and {len(brief)} more {noun}: " + "; ".join(brief[:MAX_OTHERS]) + more
@@ -117,11 +117,11 @@ class ConfigError(FlowError):
 
 
 class TraceError(FlowError):
-    """The workflow program does something that a traced program cannot do, or raises.
+    """The workflow program does something that a traced program cannot do, or raises an error.
 
     Attributes:
-        user_frames: Where the program raised an error of its own: the traceback as Python prints
-            it, without flowrl's frames; empty otherwise.
+        user_frames: The traceback of an error that the program itself raised, as Python prints it,
+            without flowrl's frames; else empty.
     """
 
     user_frames: str = ""
@@ -136,17 +136,17 @@ class PlanError(FlowError):
 
 
 class BackendError(FlowError):
-    """A plug-in is missing, broken, or asked for something it does not offer."""
+    """A plug-in is missing or broken, or does not have a requested ability."""
 
 
 class WorkerDied(BackendError):
-    """A worker that was running is gone."""
+    """A worker ended while it was in use."""
 
     exit_code = 1
 
 
 class SchedulerError(FlowError):
-    """The scheduler met an impossible transition, or nothing moves any more."""
+    """The scheduler met an impossible transition, or can make no progress."""
 
     exit_code = 1
 
@@ -156,7 +156,7 @@ class DataError(FlowError):
 
 
 class RewardError(FlowError):
-    """A reward raised, hung past its time limit, or returned something that is no number."""
+    """A reward raised an error, exceeded its time limit, or did not return a number."""
 
 
 class CheckpointError(FlowError):
@@ -167,15 +167,15 @@ ErrorT = TypeVar("ErrorT", bound=FlowError)
 
 
 def combine(problems: Sequence[ErrorT]) -> ErrorT:
-    """One error for several: the first in full, the others by their place and their first line.
+    """Combines errors into one: the first in full, the others by their place and first line.
 
-    Of those that say the same of one place the first is kept.
+    Of errors with the same message at one place, the first is kept.
     """
-    told: dict[tuple[str | None, str], FlowError] = {}
+    distinct: dict[tuple[str | None, str], FlowError] = {}
     for problem in problems:
-        every: tuple[FlowError, ...] = (problem, *problem.others)
-        for one in every:
-            told.setdefault((one.where, one.what), one)
+        errors: tuple[FlowError, ...] = (problem, *problem.others)
+        for error in errors:
+            distinct.setdefault((error.where, error.what), error)
     first = problems[0]
-    first.others = tuple(one for one in told.values() if one is not first)
+    first.others = tuple(error for error in distinct.values() if error is not first)
     return first

@@ -1,11 +1,11 @@
-"""Files that are either whole or not there.
+"""Atomic writes: a file is either complete or does not exist.
 
-Everything a run leaves behind passes through here, so that a crash at any moment (kill -9, a full
-disk, no power) leaves the previous file or the new one, never half of one:
+A run writes all its files through this module, so that a crash at any moment (kill -9, a full disk,
+a power failure) leaves the previous file or the new one, never a part of one:
 
-- single files are written beside their target, synced and renamed;
-- folders are built beside their target, every file synced, then renamed;
-- logs are JSON lines: whole lines are appended, and a line torn by a crash is cut on reopening.
+- single files are written next to their target, synced and renamed;
+- folders are written next to their target, every file synced, then renamed;
+- logs are JSON lines: whole lines are appended, and an incomplete last line is cut on reopening.
 
 JSON has no NaN. A float that is not finite is written as the string `"NaN"`, `"Infinity"` or
 `"-Infinity"`: any JSON reader accepts the file, nothing is lost, and `float(...)` reads it back.
@@ -56,11 +56,11 @@ _log = logging.getLogger(__name__)
 _TEMPORARY = ".writing-"
 _PREVIOUS = ".previous-"
 _BLOCK = 1 << 20
-"""Bytes that are read at once, from the end, to find the last newline of a file."""
+"""The number of bytes per read, from the end, to find the last newline of a file."""
 
 
 def _plain(value: object) -> object:
-    """What json does not know: numpy scalars, paths, mappings, sets in a stable order."""
+    """Converts values that json does not support: numpy scalars, paths, mappings, sorted sets."""
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
@@ -88,7 +88,7 @@ def _without_nonfinite(value: object) -> object:
     return _without_nonfinite(_plain(value))
 
 
-# One encoder each: json.dumps with options makes a new one a call, which costs more than a row.
+# Shared encoders: json.dumps with options makes a new one at each call, slower than encoding a row.
 _COMPACT = json.JSONEncoder(
     allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_plain
 )
@@ -98,15 +98,15 @@ _INDENTED = json.JSONEncoder(allow_nan=False, ensure_ascii=False, indent=2, defa
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
     try:
         return encoder.encode(value)
-    except ValueError:  # a float that is not finite; rare, so only then is the value walked
+    except ValueError:  # a float that is not finite; rare, so only then is the value traversed
         return encoder.encode(_without_nonfinite(value))
 
 
 def decode_json(text: str | bytes) -> object:
-    """What `json.loads` gives.
+    """Returns the value of `json.loads`.
 
     Raises:
-        ValueError: no JSON, or brackets in brackets without end.
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -115,18 +115,18 @@ def decode_json(text: str | bytes) -> object:
 
 
 def encode_json(value: object) -> str:
-    """Indented JSON with a final newline; floats that are not finite become strings."""
+    """Returns indented JSON with a final newline; floats that are not finite become strings."""
     return _encode(_INDENTED, value) + "\n"
 
 
 def _to_bytes(text: str) -> bytes:
-    # A lone surrogate becomes the escape \udcxx, which inside a JSON string means the same.
+    # A lone surrogate becomes the escape \udcxx, which has the same meaning in a JSON string.
     return text.encode("utf-8", errors="backslashreplace")
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Gives errors of file descriptors the name of their file."""
+    """Adds the name of the file to errors of file descriptors."""
     try:
         yield
     except OSError as error:
@@ -184,7 +184,7 @@ def _write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Writes UTF-8 `text`; `path` has its old content or the new one, whatever happens."""
+    """Writes UTF-8 `text`; `path` always has its old content or the new one."""
     _write_atomic(path, _to_bytes(text))
 
 
@@ -194,12 +194,13 @@ def write_json_atomic(path: Path, value: object) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Checks, before the work of which the result is, that `write_result` can write `path`.
+    """Checks that `write_result` can write `path`, before the work that computes the result.
 
-    It is tried, for permission bits say nothing of read-only mounts; an earlier file stays.
+    The check makes a temporary file, because permission bits do not show read-only mounts; an
+    existing file is unchanged.
 
     Raises:
-        OSError: it cannot be written: there is no such folder, it is a folder itself, ...
+        OSError: It cannot be written: its folder does not exist, it is a folder itself, ...
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -215,7 +216,7 @@ def require_writable(path: Path) -> None:
 
 
 def write_result(path: Path, text: str) -> None:
-    """Writes what a person wants in a file: through a link, a device or a pipe, else as a whole."""
+    """Writes a result to a file, atomically unless the path is a link, a device or a pipe."""
     if _is_written_through(path):
         path.write_text(text, encoding="utf-8")  # /dev/stdout must not be replaced by a file
     else:
@@ -227,19 +228,19 @@ def _is_written_through(path: Path) -> bool:
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Returns the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _whole_lines(descriptor: int) -> int:
-    """Bytes of the file up to and with its last newline."""
+    """Returns the number of bytes of the file up to its last newline, inclusive."""
     end = os.lseek(descriptor, 0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0
 
@@ -247,9 +248,9 @@ def _whole_lines(descriptor: int) -> int:
 class JsonLines:
     """An append-only log of JSON objects, one a line.
 
-    `append` hands whole lines to the system in one write, so they survive the death of the process;
-    `sync` makes them survive the machine's. Opening a log whose last line was torn by a crash cuts
-    that line; `num_cut` says how many bytes.
+    `append` passes whole lines to the system in one write, so they survive a crash of the process;
+    after `sync`, they also survive a crash of the machine. Opening a log whose last line is
+    incomplete after a crash cuts that line; `num_cut` is the number of bytes that were cut.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
@@ -271,10 +272,11 @@ class JsonLines:
             _log.warning("%s: cut %d bytes of a line torn by a crash", path, self.num_cut)
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Adds rows, in order, with one write for all of them.
+        """Appends rows, in order, with one write for all of them.
 
         Raises:
-            OSError: the disk is full or gone; a torn line is cut when the log is next opened.
+            OSError: The disk is full or failed; the next opening of the log cuts an incomplete
+                line.
         """
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
@@ -283,10 +285,10 @@ class JsonLines:
             _write_all(self._descriptor, _to_bytes(text))
 
     def sync(self) -> None:
-        """Forces what was appended to the disk.
+        """Forces the appended rows to the disk.
 
         Raises:
-            OSError: it cannot be, or the file was removed since it was opened.
+            OSError: The disk failed, or the file was removed after it was opened.
         """
         if self._descriptor is not None:
             with _naming(self.path):
@@ -308,10 +310,10 @@ class JsonLines:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
-    """The rows of a log, in order; a torn last line is left out, a missing file has no rows.
+    """Yields the rows of a log in order, without an incomplete last line; none for a missing file.
 
     Raises:
-        DataError: a whole line that is not a JSON object, with its number.
+        DataError: A complete line is not a JSON object; with its number.
     """
     if not path.exists():
         return
@@ -322,17 +324,17 @@ def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
 
 
 def find_json_lines(path: Path, text: str) -> Iterator[dict[str, object]]:
-    """The rows of a log whose line holds `text` anywhere, in order, without reading the others.
+    """Yields the rows of a log whose line contains `text`, in order, without parsing the others.
 
-    A torn last line is left out, a missing file has no rows. It takes a hundredth of the time of
-    `read_json_lines` where few lines hold the text.
+    An incomplete last line is skipped, and a missing file has no rows. It takes a hundredth of the
+    time of `read_json_lines` if few lines contain the text.
 
     Raises:
-        DataError: a whole line with the text that is not a JSON object.
+        DataError: A complete line with the text is not a JSON object.
     """
-    wanted = text.encode()
+    needle = text.encode()
     with _mapped(path) as data:
-        at = data.find(wanted)
+        at = data.find(needle)
         while at >= 0:
             begin, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
             if end < 0:
@@ -345,18 +347,18 @@ def find_json_lines(path: Path, text: str) -> Iterator[dict[str, object]]:
             if not isinstance(row, dict):
                 raise _bad_row(path, data[:begin].count(b"\n") + 1, line)
             yield row
-            at = data.find(wanted, end)
+            at = data.find(needle, end)
 
 
 def find_in_lines(path: Path, pattern: bytes) -> set[str]:
-    """What the only group of a pattern matches anywhere in a log; of a missing file, nothing."""
+    """Returns all matches of a pattern's only group in a log; none for a missing file."""
     with _mapped(path) as data:
-        return {found.decode(errors="replace") for found in re.findall(pattern, data)}
+        return {match.decode(errors="replace") for match in re.findall(pattern, data)}
 
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """The bytes of a file, in pages that are read as they are looked at."""
+    """Opens the bytes of a file as a memory map, whose pages are read on access."""
     if not path.exists() or not path.stat().st_size:
         yield b""
         return
@@ -368,13 +370,14 @@ def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def filter_json_lines(path: Path, keep: Callable[[dict[str, object]], bool]) -> int:
-    """Replaces a log, atomically, by the rows of it that `keep` says yes to, byte for byte.
+    """Replaces a log, atomically, by those of its rows for which `keep` is true, byte for byte.
 
     Returns:
-        Rows removed, a torn last line not counted; where there is nothing to remove the file stays.
+        The number of removed rows, without an incomplete last line; if there is nothing to remove,
+        the file is unchanged.
 
     Raises:
-        DataError: a whole line that is not a JSON object, with its number.
+        DataError: A complete line is not a JSON object; with its number.
     """
     if not path.exists():
         return 0
@@ -401,7 +404,7 @@ def filter_json_lines(path: Path, keep: Callable[[dict[str, object]], bool]) -> 
 
 
 def _rows(path: Path, stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, object] | None]]:
-    """Each line with its row; None for a line that a crash tore."""
+    """Yields each line with its row; None for an incomplete line."""
     for number, line in enumerate(stream, start=1):
         if not line.endswith(b"\n"):
             yield line, None
@@ -421,7 +424,7 @@ def _bad_row(path: Path, number: int, line: bytes) -> DataError:
         where=f"{path}:{number}",
         found=repr(line[:60])[1:],
         expected="a JSON object",
-        hint="mend or leave out the line, if this is a file of JSON lines; else name such a file",
+        hint="fix or remove the line, if this is a file of JSON lines; else name such a file",
     )
 
 
@@ -431,15 +434,15 @@ def _previous_of(target: Path) -> Sequence[Path]:
 
 @contextmanager
 def folder_atomically(target: Path) -> Iterator[Path]:
-    """A new folder that becomes `target`, as a whole, when the block ends without an exception.
+    """Yields a new folder that becomes `target` when the block ends without an exception.
 
-    An earlier `target` is set aside by a rename, not emptied, and removed only after the new one
-    has its name. POSIX cannot swap two folders in one call; should the process die between the two
-    renames, the earlier folder waits beside as `.NAME.previous-*` and gets its name back the next
-    time `target` is written or `remove_leftovers` is called.
+    An existing `target` is renamed, not emptied, and removed only after the new one has its name.
+    POSIX cannot swap two folders in one call. If the process dies between the two renames, the
+    earlier folder remains as `.NAME.previous-*` and gets its name again the next time `target` is
+    written or `remove_leftovers` is called.
 
     Raises:
-        OSError: the folder cannot be written; `target` is as it was.
+        OSError: The folder cannot be written; `target` is unchanged.
     """
     _restore_previous(target)
     temporary = _beside(target, _TEMPORARY)
@@ -470,16 +473,16 @@ def _restore_previous(target: Path) -> None:
     for previous in _previous_of(target):
         if not target.exists():
             previous.replace(target)
-            _log.warning("%s: took back the folder that a crash had left as %s", target, previous)
+            _log.warning("%s: restored the folder that a crash had left as %s", target, previous)
         else:
             shutil.rmtree(previous)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Clears `parent` of what writers killed in the middle left behind.
+    """Removes from `parent` the temporary files of writers that were killed.
 
-    Only for folders that no other process writes to: unfinished files and folders are removed, and
-    a folder that was set aside and never replaced gets its name back.
+    It is only for folders that no other process writes to: incomplete files and folders are
+    removed, and a renamed folder that was never replaced gets its name again.
     """
     for path in sorted(parent.iterdir()):
         if not path.name.startswith("."):

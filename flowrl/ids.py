@@ -1,7 +1,7 @@
-"""Names of things, as distinct types, so that a group is never passed for a sample.
+"""Ids as distinct types, so that a type checker notices a group passed as a sample.
 
-A sample is one answer to one prompt in one epoch; its id is readable on purpose, because people
-meet it in logs and messages: `0/17/3` is epoch 0, prompt 17, member 3.
+A sample is one answer to one prompt in one epoch. Its id is readable on purpose, because it appears
+in logs and messages: `0/17/3` is epoch 0, prompt 17, member 3.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SampleId = NewType("SampleId", str)
 
 
 def group_id(epoch: int, prompt: int) -> GroupId:
-    """The id of the group that answers `prompt` in `epoch` (both counted from 0)."""
+    """Returns the id of the group that answers `prompt` in `epoch` (both counted from 0)."""
     return GroupId(f"{epoch}/{prompt}")
 
 
 def sample_id(group: GroupId, member: int) -> SampleId:
-    """The id of a group's `member` (counted from 0)."""
+    """Returns the id of a group's `member` (counted from 0)."""
     return SampleId(f"{group}/{member}")

@@ -1,4 +1,4 @@
-"""Words of messages: with numbers, the nearest of names, and the label of warnings."""
+"""Formatting of messages: numbers with nouns, similar names, and labelled warnings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from difflib import SequenceMatcher
 __all__ = ["HOURS", "Unconfigured", "Warnings", "counted", "hours_text", "nearest", "percent"]
 
 HOURS = 7200.0
-"""Seconds from which on times are told in hours and minutes."""
+"""The number of seconds from which times are shown in hours and minutes."""
 
 
 def counted(number: float, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: `1 device`, `2 devices`.
+    """Formats a number with its noun: `1 device`, `2 devices`.
 
     Args:
-        noun: Of one; as `device` or `number of devices`.
-        plural: Of several, where it is not the noun with an `s`.
+        number: The number.
+        noun: The singular, such as `device` or `number of devices`.
+        plural: The plural, if it is not the noun with an `s`.
 
     >>> counted(1, "number of devices", "numbers of devices"), counted(1024, "device")
     ('1 number of devices', '1024 devices')
@@ -28,7 +29,7 @@ def counted(number: float, noun: str, plural: str | None = None) -> str:
 
 
 def hours_text(seconds: float) -> str:
-    """Hours and whole minutes.
+    """Formats seconds as hours and whole minutes.
 
     >>> hours_text(13140.0), hours_text(7199.0)
     ('3 h 39 min', '2 h 0 min')
@@ -38,7 +39,7 @@ def hours_text(seconds: float) -> str:
 
 
 def percent(share: float, digits: int = 0, *, signed: bool = False) -> str:
-    """A share as all texts write it.
+    """Formats a share as a percentage.
 
     >>> percent(0.084), percent(0.0021, 1), percent(0.25, signed=True)
     ('8 %', '0.2 %', '+25 %')
@@ -47,42 +48,44 @@ def percent(share: float, digits: int = 0, *, signed: bool = False) -> str:
 
 
 def nearest(name: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The choice most like `name`, or None where none is alike.
+    """Returns the choice most similar to `name`; None if no choice is similar.
 
-    One that is a single edit away comes before all others; two neighbours that changed places are
-    one edit. A beginning that only one choice has is enough (`temp`). Upper case, `-` and `_` make
-    no difference: `Group-Size` is next to `group_size`.
+    A choice that is a single edit away is preferred to all others; a swap of two adjacent letters
+    is one edit. A prefix of exactly one choice is enough (`temp`). Upper case, `-` and `_` make no
+    difference: `Group-Size` equals `group_size`.
 
     Args:
-        cutoff: Least share of the letters, from 0 to 1, that the two have in common.
+        name: The unknown name.
+        choices: The valid names.
+        cutoff: The least share of common letters, from 0 to 1.
 
     >>> nearest("gpro", ["gspo", "grpo", "ppo"]), nearest("temp", ["top_p", "temperature"])
     ('grpo', 'temperature')
     """
     form = _form(name)
     by_form = {_form(choice): choice for choice in choices}
-    likeness = {each: _likeness(form, each) for each in by_form}
-    best = max(likeness, key=likeness.__getitem__, default=None)
-    if best is not None and likeness[best] >= cutoff:
+    similarity = {choice: _similarity(form, choice) for choice in by_form}
+    best = max(similarity, key=similarity.__getitem__, default=None)
+    if best is not None and similarity[best] >= cutoff:
         return by_form[best]
     longer = [each for each in by_form if each.startswith(form)]
     return by_form[longer[0]] if len(form) > 2 and len(longer) == 1 else None
 
 
-def _likeness(one: str, other: str) -> float:
-    shared = SequenceMatcher(None, other, one).ratio()
-    is_long = min(len(one), len(other)) > 2 or sorted(one) == sorted(other)
-    return 1 + shared if is_long and _is_one_edit(one, other) else shared
+def _similarity(name: str, choice: str) -> float:
+    shared = SequenceMatcher(None, choice, name).ratio()
+    is_long = min(len(name), len(choice)) > 2 or sorted(name) == sorted(choice)
+    return 1 + shared if is_long and _is_one_edit(name, choice) else shared
 
 
-def _is_one_edit(one: str, other: str) -> bool:
-    """Whether a letter more, less or other, or two exchanged neighbours, make one the other."""
-    pairs = zip(one, other, strict=False)
-    start = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    one, other = one[start:], other[start:]
-    if one[1:] == other[1:] or one[1:] == other or one == other[1:]:
+def _is_one_edit(a: str, b: str) -> bool:
+    """Returns True if one insertion, deletion, replacement or swap of neighbours makes `a` `b`."""
+    pairs = zip(a, b, strict=False)
+    start = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+    a, b = a[start:], b[start:]
+    if a[1:] == b[1:] or a[1:] == b or a == b[1:]:
         return True
-    return one[:2] == other[1::-1] and one[2:] == other[2:]
+    return a[:2] == b[1::-1] and a[2:] == b[2:]
 
 
 def _form(name: str) -> str:
@@ -90,7 +93,7 @@ def _form(name: str) -> str:
 
 
 class Warnings(logging.Handler):
-    """Warnings as lines with their label on standard error, wherever that points at the time."""
+    """A handler that writes warnings with their level to the current standard error."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -103,9 +106,9 @@ class Warnings(logging.Handler):
 
 
 class Unconfigured(Warnings):
-    """In the place of `logging.lastResort`, which leaves the label out.
+    """A replacement of `logging.lastResort`, which omits the level.
 
-    Like it, it writes nothing where the program that uses flowrl has handlers of its own.
+    Both write nothing if the program that uses flowrl has its own handlers.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -28,7 +28,7 @@ def lengths_in(path: Path, text: str) -> list[int]:
                 where=f"{path}:{number}",
                 found=repr(tokens),
                 expected="num_tokens, a whole number",
-                hint="mend or leave out the line; samples.jsonl of a run is such a file",
+                hint="fix or remove the line; samples.jsonl of a run is such a file",
             )
         found.append(tokens)
     return found

@@ -117,7 +117,7 @@ def test_mistakes_that_were_combined_are_combined_anew_and_none_is_told_twice():
     assert first is one
     assert str(first).splitlines() == [
         "a: mistake a",
-        "  to fix: mend this first",
+        "  to fix: fix this first",
         "  and 2 more mistakes: b: mistake b; c: mistake c",
     ]
     assert str(combine([PlanError("alone", hint="so")])) == "alone\n  to fix: so"

@@ -56,6 +56,6 @@ def test_what_is_no_workflow_is_told_where_it_is_defined():
 
 
 def test_what_is_no_configuration_is_refused():
-    with pytest.raises(ConfigError, match="this is no configuration") as caught:
+    with pytest.raises(ConfigError, match="this is not a configuration") as caught:
         fl.compile(two_references, 3)  # type: ignore[arg-type]
     assert caught.value.found == "3"
