@@ -182,13 +182,15 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         compiled = api.compile(None, config, overrides=words)
         plans = [stage.plan for stage in compiled.stages]
         by_time = compiled.config.plan.objective == "step_time"
-        here = _not_here(compiled) if options.output is None and not options.as_json else []
+        if options.output is None and not options.as_json:
+            here = _not_here(compiled, plans[0])
     last = plans[-1]
     if options.top is not None and options.output is None and not options.as_json:
         from flowrl.plan.explain.top import top_lines
+        from flowrl.plan.show.plan import not_here
 
         lines = top_lines(last, options.top, of_file=is_plan(config), by_time=by_time)
-        print("\n".join(lines))
+        print("\n".join([*here, *not_here(plans[0]), *lines]))
         if options.explain:
             from flowrl.plan.show.plan import plan_text
 
@@ -201,8 +203,8 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         print(f"\ntimes and memory are the file's; to evaluate its decisions again: {command}")
 
 
-def _not_here(compiled: Compiled) -> list[str]:
-    """What a run would be refused for on this machine, where the first plan does not say it."""
+def _not_here(compiled: Compiled, shown: PlacementPlan) -> list[str]:
+    """What a run would be refused for on this machine, where the plan `shown` does not say it."""
     from flowrl.compiler.this_machine import require_here
     from flowrl.plan.show.many import NOT_HERE
     from flowrl.plan.show.plan import not_here
@@ -210,7 +212,7 @@ def _not_here(compiled: Compiled) -> list[str]:
     plans = [stage.plan for stage in compiled.stages]
     told = dict.fromkeys(line for plan in plans for line in not_here(plan))
     if told:
-        return [line for line in told if line not in not_here(plans[0])]
+        return [line for line in told if line not in not_here(shown)]
     try:
         require_here(compiled.config, compiled.stages)
     except FlowError as error:
@@ -244,8 +246,11 @@ def _print_evaluated(
     from flowrl.plan import load_plan
 
     graph = load_plan(written, alone=False).graph
-    stages = _compiled_by_file(config, written, words).stages
-    _show([next(stage.plan for stage in reversed(stages) if stage.graph.name == graph)], options)
+    compiled = _compiled_by_file(config, written, words)
+    plans = [stage.plan for stage in compiled.stages if stage.graph.name == graph]
+    if options.output is None and not options.as_json:
+        print("".join(f"{line}\n" for line in _not_here(compiled, plans[-1])), end="")
+    _show(plans[-1:], options)
 
 
 def _compiled_by_file(config: Path, written: Path, words: Sequence[str]) -> Compiled:

@@ -272,7 +272,9 @@ def step_line(
         parts.append(f"length {metrics.length_mean:.1f}{longest}")
     if metrics.loss is not None:
         parts.append(f"loss {metrics.loss:.4f}")
-    elif metrics.num_samples == 0 and metrics.filtered_groups:
+    elif metrics.num_samples == 0 and not metrics.filtered_groups:
+        parts.append("no update")
+    elif metrics.num_samples == 0:
         by = " and ".join(spec.partition(":")[2] for spec in metrics.filtered_by)
         groups = counted(metrics.filtered_groups, "group")
         parts.append(f"no update, all {groups} filtered" + (f" by {by}" if by else ""))

@@ -72,7 +72,10 @@ def test_the_configs_of_large_jobs_have_plans(flowrl: Run, config: str, cluster:
 def test_the_best_plans_are_listed_in_order(flowrl: Run):
     code, out, _ = flowrl(CONFIG, *SMALL, *NODE, "--top", "4")
     assert code == 0
-    assert [line.partition(".")[0] for line in out.splitlines()] == ["1", "2", "3", "4"]
+    *here, _, _, _, _ = lines = out.splitlines()
+    assert here
+    assert all(line.startswith("cannot run here: backend torch ") for line in here)
+    assert [line.partition(".")[0] for line in lines[len(here) :]] == ["1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("more", [[], ["--explain"]])
@@ -97,6 +100,12 @@ def test_a_plan_for_one_device_that_is_not_here_says_so_too(
     first, second, *_ = out.splitlines()
     assert first.startswith("cannot run here: the plan places role 'actor' on devices that are not")
     assert second == "plan of sft"
+    listed = flowrl("configs/quickstart.yaml", f"cluster={cluster}", "--top", "1")[1]
+    assert listed.startswith(first)
+    file = tmp_path / "plan.json"
+    assert flowrl("configs/quickstart.yaml", f"cluster={cluster}", "-o", str(file))[0] == 0
+    by_file = flowrl("configs/quickstart.yaml", f"cluster={cluster}", "--plan", str(file))[1]
+    assert by_file.startswith(f"{first}\nplan of grpo")
     here = flowrl("configs/quickstart.yaml")[1]
     assert "cannot run here" not in here
     assert flowrl("configs/quickstart.yaml", f"cluster={cluster}", "--json")[1].startswith("{")

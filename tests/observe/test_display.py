@@ -182,6 +182,7 @@ def test_reward_terms_are_shown_where_there_are_several_and_failures_always():
     }
     lost = {"terms/lost/failures": 4.0}
     step = replace(STEP, seconds={}, length_mean=None, loss=None, filtered_groups=0, extra=one)
+    step = replace(step, num_samples=8)
     assert step_line(step, 20, None).endswith("reward 0.500 (std 0.25)")
     step = replace(step, extra={**one, "failed_rewards": 2.0})
     assert step_line(step, 20, None).endswith("reward 0.500 (std 0.25)  rewards failed 2")
@@ -363,6 +364,8 @@ def test_numbers_are_short():
 def test_a_step_whose_groups_were_all_filtered_says_that_nothing_was_learnt():
     line = step_line(StepMetrics(stage="grpo", step=1, reward_mean=0.0, filtered_groups=32), 1, 0.0)
     assert "no update, all 32 groups filtered" in line
+    lost = StepMetrics(stage="grpo", step=1, extra={"failed_rewards": 8.0})
+    assert step_line(lost, 1, None).endswith("rewards failed 8  no update")
 
 
 def test_a_step_says_how_many_updates_were_skipped():
