@@ -166,7 +166,8 @@ def test_a_list_that_is_shorter_than_asked_for_says_why(flowrl: Run, tmp_path: P
     layouts = ["--pin", "rollout.tp=4", "--pin", "actor.tp=4", "--pin", "actor.dp=2"]
     reference = ["--pin", "reference.dp=8"]
     pins = [*devices, *layouts, *reference]
-    lines = flowrl(CONFIG, *SMALL, *NODE, *pins, "--top", "40")[1].splitlines()
+    printed = flowrl(CONFIG, *SMALL, *NODE, *pins, "--top", "40")[1].splitlines()
+    lines = [line for line in printed if not line.startswith("cannot run here")]
     number = len(lines) - 1
     assert lines[number].startswith(f"only {number} differ: of the best schedules that pins leave")
     lines = flowrl("configs/quickstart.yaml", "roles.actor.num_engines=1", "--top", "9")[1]
