@@ -32,7 +32,6 @@ __all__ = [
     "DISTRIBUTIONS",
     "SQUARES",
     "NodeInputs",
-    "over_tokens",
     "reads_distributions",
     "reads_squares",
     "run_advantage",
@@ -115,10 +114,10 @@ class NodeInputs:
     def token_floats(self, edge: Edge, field: str) -> Floats:
         """Returns float32 `[T]`: a field of tokens, or one of samples repeated; 0 off responses."""
         values = self.read(edge.src, field)
-        return over_tokens(values, self.sequences, per_token=self.is_per_token(edge, field))
+        return _over_tokens(values, self.sequences, per_token=self.is_per_token(edge, field))
 
 
-def over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) -> Floats:
+def _over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) -> Floats:
     """Repeats values of samples over their tokens: float32 `[T]`, 0 off the response mask."""
     spread = values if per_token else np.repeat(values, sequences.lengths)
     return np.where(sequences.response_mask, spread, np.float32(0)).astype(np.float32)

@@ -46,7 +46,7 @@ from flowrl.runtime.setup.rollouts import (
 from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.specs import Sampling
 
-__all__ = ["PromptShares", "RunInputs", "require_sources", "shares_of"]
+__all__ = ["PromptShares", "RunInputs", "shares_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def shares_of(config: RunConfig, stage: CompiledStage) -> PromptShares | None:
     )
 
 
-def require_sources(config: RunConfig, stage: CompiledStage, prompts: PromptSet) -> None:
+def _require_sources(config: RunConfig, stage: CompiledStage, prompts: PromptSet) -> None:
     """Checks that the data has the sources that shares are of, and no others.
 
     Raises:
@@ -133,7 +133,7 @@ class RunInputs:
             self.prepared_inputs = self._prepared_inputs(models)
             self._require_context_length()
             for stage in stages:
-                require_sources(config, stage, self.prepared_inputs.train)
+                _require_sources(config, stage, self.prepared_inputs.train)
             self._stack = stack.pop_all()
 
     def settle(self, folder: Path) -> None:
