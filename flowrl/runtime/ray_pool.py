@@ -198,14 +198,14 @@ def _devices(
 
 
 def _spec_of_type(name: str) -> DeviceSpec | None:
-    """Returns the device with Ray's type name; the smallest of several; None if unknown.
+    """Returns the device with Ray's type name; None if unknown or ambiguous.
 
-    Ray's name is of the driver: `A100` has 40 or 80 GB.
+    It is ambiguous if another device with that name has less memory: `A100` has 40 or 80 GB.
     """
     spec = find_spec(name)
     others = () if spec is None or name == spec.name else abbreviated(name)
     if spec is None or any(
-        one.memory_bytes < (1 - SAME_MEMORY) * spec.memory_bytes for one in others
+        other.memory_bytes < (1 - SAME_MEMORY) * spec.memory_bytes for other in others
     ):
         return None
     return spec

@@ -245,7 +245,7 @@ def _open_display(config: RunConfig) -> Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The next step to make.
+    """A step to make.
 
     Attributes:
         index: Index of its stage.

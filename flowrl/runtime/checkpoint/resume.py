@@ -156,7 +156,7 @@ def _without_costs(graph: Graph) -> str:
 
 
 def _structure(graph: Graph) -> object:
-    """Nodes and edges, which a checkpoint's state is of; not what the nodes are set to."""
+    """Returns the nodes and edges that a checkpoint's state needs, without attributes."""
     return [(node.id, node.op, node.role) for node in graph.nodes], graph.edges
 
 

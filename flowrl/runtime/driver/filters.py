@@ -122,7 +122,7 @@ def _mapped(
 ) -> StepBatch:
     """Returns the groups as a batch, with the results of the maps before the filters.
 
-    A group that one filter removes is still looked at by the next; it is gone either way.
+    The next filter still sees a group that one filter has removed; it is removed either way.
     """
     samples = sample_set(part.node.id, groups)
     wanted = {node.id for node in (*part.scorers, *part.filters, *part.maps)}

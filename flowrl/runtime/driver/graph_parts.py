@@ -41,7 +41,7 @@ _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPart:
-    """One rollout.
+    """The streaming part of one rollout.
 
     Attributes:
         node: The `generate` or `interact` whose samples they are.
@@ -67,12 +67,12 @@ class RolloutPart:
 
 
 class GraphParts:
-    """A lowered graph, taken apart.
+    """A lowered graph, divided into its streaming and its batch part.
 
     Attributes:
         graph: The graph.
-        made: For each node, the node that made the set of samples on which it works.
-        rollouts: In order.
+        made: The node that made the set of samples on which a node works, by node.
+        rollouts: The rollouts, in the graph's order.
         sources: Nodes of data whose samples are learned from as they are.
         batch: Nodes that run on whole sets, in order.
     """

@@ -44,7 +44,7 @@ class Payload:
             conversation.
         score: The reported score, set when all scorers have answered; `terms` are its parts.
         scores: The score of each scoring role; an episode ends with that of its environment.
-        judged: The score that each filter looked at, by the filter's node.
+        judged: The score that each filter read, by the filter's node.
         failure: The failure of the reward in place of a score; empty where it did not fail.
         failed_term: `ROLE/TERM` where a term of a scoring role did that, and it is known which.
         mask: bool `[R]`, true at tokens that the policy produced; None where it produced all.

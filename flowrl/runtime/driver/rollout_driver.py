@@ -231,7 +231,7 @@ class RolloutDriver:
             RewardError: more rewards failed than allowed.
             BatchNotFilled: a batch that is to be refilled costs more prompts than it may.
             WorkerDied: the last engine is given up.
-            SchedulerError: nothing moved for the stall timeout.
+            SchedulerError: nothing progressed for the stall timeout.
             KeyboardInterrupt: `stop` returned true.
         """
         seconds, started, offered_s = Seconds(), self._clock(), self._offer_s

@@ -121,7 +121,7 @@ class ScorerResults:
     """See the module.
 
     Args:
-        scorers: By role.
+        scorers: Scorers by role.
         reported: The role whose score is reported for a sample.
         store: The payload store, in which scores are noted.
 

@@ -89,7 +89,7 @@ class StepBatch:
 
     Attributes:
         number: Number of the step in its stage, from 1.
-        sets: By the node that made each set.
+        sets: Sets of samples, by the node that made each.
         values: Arrays by (node, field).
         updates: The optimizer steps of each update node, in order.
         kl_coefficients: The coefficient that each update node's adaptive penalty had.

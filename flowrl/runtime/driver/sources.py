@@ -33,7 +33,7 @@ Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
 
 @dataclass(kw_only=True)
 class Source:
-    """One source node.
+    """A source node with its cursor.
 
     Attributes:
         node: Its id.
@@ -113,11 +113,11 @@ class PromptSupply:
     """The prompts of one rollout.
 
     Attributes:
-        take: The next prompts, so many, of a source of prompts where one is named.
+        take: Takes a number of further prompts, of a source of prompts if one is named.
         limit: Prompts that one batch may cost; for a streaming rollout, groups that may be lost
             between two batches.
         where: The config key of the limit, and its value.
-        filters: By the reason that they give, the filters as the graph writes them.
+        filters: Text of the filters in the graph, by the reason that they give.
         kept: Groups that the filter kept since the last batch.
         lost: Groups that it took out since then, and those dropped, with the first reason.
         taken: Prompts that were taken since then.

@@ -73,7 +73,7 @@ class Stage:
     Args:
         program: The batch part of its graph.
         sources: Every source node's data, in the graph's order.
-        rollouts: In the graph's order.
+        rollouts: The open rollouts, in the graph's order.
         failures: Rewards that may fail; a step that is given up spends none.
         report: Makes a step's rows.
 

@@ -53,7 +53,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedRollout:
-    """One rollout of a step.
+    """The samples of one rollout in a step.
 
     Attributes:
         items: Prompts offered, in order.

@@ -80,7 +80,7 @@ class RolloutThread:
         """Returns the result of `act`, run in the thread between two rounds.
 
         Raises:
-            SchedulerError: the thread does not come to it in time.
+            SchedulerError: the thread does not run it in time.
         """
         if threading.current_thread() is self._thread:
             return act()

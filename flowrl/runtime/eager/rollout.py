@@ -82,7 +82,7 @@ class TwoPhaseDriver(RolloutDriver):
         """Requests a batch and runs the engines until all of its samples are generated.
 
         Raises:
-            SchedulerError: nothing moved for the stall timeout.
+            SchedulerError: nothing progressed for the stall timeout.
             KeyboardInterrupt: `stop` returned true.
         """
         for scorer in self._inline.values():

@@ -176,7 +176,7 @@ class EagerStage(Stage):
     Args:
         stage: The compiled stage; its workflow is called with its arguments.
         visible: Holds rollouts until the hand-over; the judges of `rollouts` read it.
-        tokenizers: By rollout and source, for texts.
+        tokenizers: Tokenizers for texts, by rollout and source.
         stop: A true value ends a step that has changed no weights.
 
     Attributes:

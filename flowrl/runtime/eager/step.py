@@ -106,7 +106,7 @@ class EagerStep:
         program: The batch part of the lowered graph.
         traced: The graph that the program was compiled to.
         node_mapping: Maps the traced nodes that the lowered graph lacks.
-        rollouts: In the graph's order.
+        rollouts: The rollouts of the step, in the graph's order.
         visible: Holds rollouts until they are handed over.
         batch: The step's samples and values; those of data sources are there.
         items: Rows of each source.

@@ -53,7 +53,7 @@ class EpisodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The answer to a `start` (an observation) or a `submit` (an outcome), or what came instead."""
+    """The answer to a `start` (an observation) or a `submit` (an outcome), or a failure."""
 
     sample: SampleId
     answer: Answer | EpisodeLost

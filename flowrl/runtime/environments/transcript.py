@@ -122,7 +122,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class Transcript:
-    """An episode so far.
+    """The transcript of an episode so far.
 
     Attributes:
         num_turns: Turns of the policy.

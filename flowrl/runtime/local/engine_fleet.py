@@ -69,7 +69,7 @@ class EngineFleet:
             it to the operating system.
 
     Attributes:
-        engines: By name.
+        engines: Engines by name.
     """
 
     def __init__(

@@ -309,7 +309,7 @@ def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> Non
             raise PlanError(
                 "an engine in a process of its own cannot read the trainer's weights in place"
                 if apart
-                else "the main process generates with the trainer's own weights",
+                else "an engine of the main process reads the trainer's own weights",
                 where=f"{key}.{i}.transport",
                 found=str(route.transport),
                 expected=str(expected),

@@ -140,7 +140,7 @@ class PreparedInputs:
             pairs.
         pairs: Their responses; None where no stage learns from pairs.
         held_out: Prompts to evaluate on, in the order of the source; empty without `data.eval`.
-        models: By role.
+        models: Models by role.
         notes: Notes on rows that were left out.
     """
 

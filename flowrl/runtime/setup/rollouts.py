@@ -63,7 +63,7 @@ def sampling_of_rollout(part: RolloutPart) -> Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSpec:
-    """One rollout to be driven.
+    """The settings of one rollout for its driver.
 
     Attributes:
         role: The policy that generates.
