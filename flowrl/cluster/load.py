@@ -67,7 +67,7 @@ with and what it reports are nearer than that."""
 CLUSTER = FileKind(
     noun="cluster file",
     begins="begin with `nodes:`, as the files in configs/clusters do",
-    way_out="give a file that describes machines, like those in configs/clusters, "
+    hint="give a file that describes machines, like those in configs/clusters, "
     "or cluster=auto for this one",
     folder=Path("configs/clusters"),
 )

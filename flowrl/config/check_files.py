@@ -90,7 +90,7 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
                 found="a file of that name" if folder.exists() else None,
                 expected="a folder with config.json (to plan, that is enough), tokenizer files and "
                 "safetensors",
-                hint=_way_to_a_model(role.model),
+                hint=_model_hint(role.model),
             )
         elif not (folder / "config.json").is_file():
             held = sorted(path.name for path in folder.iterdir())
@@ -106,7 +106,7 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
             )
 
 
-def _way_to_a_model(model: str) -> str:
+def _model_hint(model: str) -> str:
     folder = Path(model)
     siblings = [path for path in _listed(folder.parent) if (path / "config.json").is_file()]
     match = nearest(folder.name, [path.name for path in siblings])
@@ -117,13 +117,13 @@ def _way_to_a_model(model: str) -> str:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return (
             "flowrl downloads nothing by itself; to plan and simulate, its config.json is enough: "
-            f"{_shape_of(folder.name)}`hf download {model} config.json --local-dir {model}`; "
+            f"{_shape_hint(folder.name)}`hf download {model} config.json --local-dir {model}`; "
             f"to run, `hf download {model} --local-dir {model}` makes the folder"
         )
     return "give an existing folder, or the fields of a new model: model: {hidden_size: 64}"
 
 
-def _shape_of(name: str) -> str:
+def _shape_hint(name: str) -> str:
     """Returns a hint with the file of `configs/models` for a model's name, or an empty text."""
     stems = [path.stem for path in _listed(SHAPES) if path.suffix == ".json"]
     found = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]

@@ -277,13 +277,13 @@ def _add_override(draft: Draft, override: str, path: Path | None) -> None:
             f"{quoted(override)!r} is no override",
             where="command line",
             expected="key=value, such as train.steps=300",
-            hint=_way_for_word(override, path),
+            hint=_override_hint(override, path),
         )
     origin = Origin(override=override)
     draft.assign(keys, read_yaml_value(text, origin.describe(key)), origin)
 
 
-def _way_for_word(word: str, config: Path | None) -> str:
+def _override_hint(word: str, config: Path | None) -> str:
     """Returns what to write in place of a word that is no override.
 
     Args:

@@ -9,7 +9,7 @@ from flowrl.wording import nearest
 
 __all__ = [
     "YAML_SUFFIXES",
-    "called_here",
+    "key_hint",
     "listing",
     "meant_word",
     "nearest",
@@ -19,7 +19,7 @@ __all__ = [
     "nearest_name",
     "one_of_them",
     "suggestion",
-    "way_to_word",
+    "word_hint",
 ]
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -152,7 +152,7 @@ _KEY_SYNONYMS: Mapping[str, str] = {
 _CALLED = {name: key for key, names in _KEY_SYNONYMS.items() for name in names.split()}
 
 
-def called_here(section: Sequence[str], name: str, allowed: Collection[str]) -> str | None:
+def key_hint(section: Sequence[str], name: str, allowed: Collection[str]) -> str | None:
     """Returns the hint for another trainer's name of a key; None for a name that is none.
 
     Args:
@@ -205,7 +205,7 @@ def meant_word(word: str, choices: Collection[str]) -> str | None:
     return next((choice for choice in matches if choice in choices), None)
 
 
-def way_to_word(word: str, choices: Collection[str]) -> str | None:
+def word_hint(word: str, choices: Collection[str]) -> str | None:
     """Returns the hint for a word that is no choice, where a choice serves its purpose."""
     plain = _plain(word)
     hints = (

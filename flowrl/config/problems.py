@@ -14,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from flowrl.config.nearest import (
-    called_here,
+    key_hint,
     listing,
     meant_word,
     one_of_them,
     suggestion,
-    way_to_word,
+    word_hint,
 )
 from flowrl.config.schema import RunConfig
 from flowrl.config.section import (
@@ -275,7 +275,7 @@ class _Problem:
             expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
             hint=f"write {meant}"
             if meant is not None
-            else way_to_word(word, choices) or one_of_them(word, choices),
+            else word_hint(word, choices) or one_of_them(word, choices),
         )
 
     def _no_value(self) -> ConfigError:
@@ -311,10 +311,10 @@ class _Problem:
         elif "a list" in names and not isinstance(self.value, dict):
             hint = f"write a list: [{self.value}]"
         elif names == ["a mapping"]:
-            hint = self._keys_of(models)
+            hint = self._section_hint(models)
         return self._wrong(f"must be {expected}", hint)
 
-    def _keys_of(self, models: Sequence[type[BaseModel]]) -> str:
+    def _section_hint(self, models: Sequence[type[BaseModel]]) -> str:
         """Returns what to write in place of a single value where a section belongs."""
         kinds = [kind for model in models for kind in kinds_of(model)]
         if kinds:
@@ -356,7 +356,7 @@ class _Problem:
             # A right key in the wrong section beats a key that is merely similar.
             homes = homes_of(self.name, self.root)
             hint = (
-                self._synonym(value, allowed)
+                self._synonym_hint(value, allowed)
                 or (f"did you mean {' or '.join(homes[:3])}?" if homes else None)
                 or suggestion(self.name, allowed)
             )
@@ -367,11 +367,11 @@ class _Problem:
             hint=hint or "take it out, or write one of those",
         )
 
-    def _synonym(self, section: object, allowed: Sequence[str]) -> str | None:
+    def _synonym_hint(self, section: object, allowed: Sequence[str]) -> str | None:
         """Returns the hint for another trainer's key, also of its section: `optimizer: {lr: 1}`."""
         path, value = self.path, child_of(section, self.name)
         while isinstance(value, dict) and len(value) == 1:
             key, value = next(iter(value.items()))
             path = (*path, str(key))
         *above, last = path
-        return called_here(above, last, allowed if path == self.path else ())
+        return key_hint(above, last, allowed if path == self.path else ())

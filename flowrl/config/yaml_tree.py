@@ -77,14 +77,14 @@ class FileKind:
     Attributes:
         noun: Name of the kind: `config`, `cluster file`.
         begins: Hint that shows the first keys of such a file.
-        way_out: Hint for a file of another kind.
+        hint: Hint for a file of another kind.
         may_be_empty: True if an empty file is no mistake.
         folder: Folder of ready-made files of the kind.
     """
 
     noun: str
     begins: str
-    way_out: str
+    hint: str
     may_be_empty: bool = False
     folder: Path | None = None
 
@@ -92,7 +92,7 @@ class FileKind:
 CONFIG = FileKind(
     noun="config",
     begins="begin with `stages: [grpo]` and `data:`",
-    way_out="give the path of a YAML file",
+    hint="give the path of a YAML file",
     folder=Path("configs"),
 )
 
@@ -193,7 +193,7 @@ def _read(path: Path, kind: FileKind) -> str:
             where=str(path),
             hint=f"name a config and give it the workflow: CONFIG.yaml workflow={path}"
             if kind is CONFIG
-            else kind.way_out,
+            else kind.hint,
         )
     try:
         return path.read_text(encoding="utf-8")
@@ -207,7 +207,7 @@ def _read(path: Path, kind: FileKind) -> str:
             expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
             hint=nearest_file(path, YAML_SUFFIXES)
             or nearest_in(kind.folder, path, YAML_SUFFIXES)
-            or kind.way_out,
+            or kind.hint,
         ) from None
     except IsADirectoryError:
         inside = sorted(p.name for p in path.iterdir() if p.suffix in YAML_SUFFIXES)
@@ -215,14 +215,14 @@ def _read(path: Path, kind: FileKind) -> str:
             "this is a folder, not a YAML file",
             where=str(path),
             found=f"{listing(inside)} in it" if inside else None,
-            hint=_way_in_folder(path, inside) or kind.way_out,
+            hint=_folder_hint(path, inside) or kind.hint,
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             "the file is not UTF-8 text",
             where=str(path),
             found=f"byte {error.object[error.start]:#04x} at {error.start}",
-            hint=f"save it as UTF-8, or {kind.way_out}",
+            hint=f"save it as UTF-8, or {kind.hint}",
         ) from None
     except OSError as error:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _read(path: Path, kind: FileKind) -> str:
         ) from None
 
 
-def _way_in_folder(folder: Path, configs: list[str]) -> str | None:
+def _folder_hint(folder: Path, configs: list[str]) -> str | None:
     if (folder / "config.yaml").is_file():
         return (
             f"its configuration is {folder / 'config.yaml'}; "

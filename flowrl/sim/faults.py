@@ -39,7 +39,7 @@ __all__ = [
 FAULTS = FileKind(
     noun="file of faults",
     begins="begin with `engines:`, `samples:`, `rewards:` or `script:`, or leave --faults out",
-    way_out="give a file of faults (docs/simulation.md shows one), or leave --faults out",
+    hint="give a file of faults (docs/simulation.md shows one), or leave --faults out",
     may_be_empty=True,
 )
 
