@@ -37,13 +37,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_OF_THE_MACHINE = (
+_MACHINE_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ESTALE),
 )
-"""No fault of ours: a full disk, a folder that may not be written, files that were taken away."""
+"""Errors that are no fault of flowrl: a full disk, a read-only folder, files that were removed."""
 
-_WAYS_OUT = {
+_HINTS = {
     errno.ENOSPC: "free some space; a run goes on with flowrl run --resume RUN",
     errno.EDQUOT: "free some space; a run goes on with flowrl run --resume RUN",
     errno.ENAMETOOLONG: "give a shorter name",
@@ -74,7 +74,9 @@ Pins = Annotated[
 ]
 GivenPlan = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="FILE", help="Take the decisions of this plan; make none."),
+    typer.Option(
+        "--plan", metavar="FILE", help="Take the decisions of this plan instead of making one."
+    ),
 ]
 
 # Options of `flowrl plan` and `flowrl size`.
@@ -115,8 +117,11 @@ def options(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """For commands that answer and end: their modules and plans are kept, and looking for garbage
-    among them takes a tenth of the time, as does the interpreter's last look for it at its end."""
+    """Turns garbage collection off for commands that answer and end.
+
+    Their modules and plans stay until the end; looking for garbage among them would take a tenth of
+    the time, and as much again when the interpreter ends.
+    """
     collects = gc.isenabled()
     gc.disable()
     atexit.register(gc.freeze)
@@ -125,7 +130,7 @@ def _without_collections() -> Iterator[None]:
     finally:
         if collects:
             if not gc.get_freeze_count():
-                # All that is there counts as old then; it would be looked through at once as new.
+                # Existing objects count as old then; as new ones they would be scanned at once.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -185,7 +190,7 @@ def graph(
 @_without_collections()
 def plan(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A config file, or a plan that was written.")
+        Path, typer.Argument(metavar="CONFIG", help="A config file, or a plan's file.")
     ],
     overrides: Overrides = None,
     cluster: Cluster = None,
@@ -352,7 +357,7 @@ def simulate(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", metavar="RUN", help="A run to put beside the prediction."),
+        typer.Option("--against", metavar="RUN", help="A run to compare with the prediction."),
     ] = None,
     cluster: Cluster = None,
     pin: Pins = None,
@@ -360,7 +365,7 @@ def simulate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a plan on a virtual clock: step time, throughput, idle devices, ages."""
+    """Run a plan on a virtual clock: step time, throughput, idle devices, staleness."""
     from flowrl.cli import simulate as command
 
     options = command.SimulateOptions(
@@ -405,7 +410,7 @@ def why(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what happened to one sample of a run, or to those of a group."""
+    """Show what happened to one sample of a run, or to those of a group."""
     from flowrl.cli import why as command
 
     command.run(run, sample, as_json=json)
@@ -437,7 +442,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _open_outputs() -> None:
-    """Makes standard output and standard error able to take any text, also where both are closed.
+    """Makes standard output and standard error accept any text, also where both are closed.
 
     A locale without Unicode would end a command at the first box-drawing line or name of a file.
     """
@@ -451,7 +456,7 @@ def _open_outputs() -> None:
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
-    """The exit code of a command line; tells every error on standard error."""
+    """Returns the exit code of a command line; prints every error on standard error."""
     try:
         try:
             ended = app(args=arguments, prog_name="flowrl", standalone_mode=False)
@@ -471,21 +476,21 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if error.errno not in _OF_THE_MACHINE:
+        if error.errno not in _MACHINE_ERRORS:
             return _fault(error, debug)
         if debug:
             traceback.print_exc()
-        hint = _WAYS_OUT.get(error.errno, "give another path, or mend this one")
-        told = FlowError(str(error.strerror), where=str(error.filename or "a file"), hint=hint)
-        print(f"error: {told}", file=sys.stderr)
+        hint = _HINTS.get(error.errno, "give another path, or correct this one")
+        shown = FlowError(str(error.strerror), where=str(error.filename or "a file"), hint=hint)
+        print(f"error: {shown}", file=sys.stderr)
         return FlowError.exit_code
-    except Exception as error:  # the last resort: a fault of ours, told in a line
+    except Exception as error:  # the last resort: a fault of flowrl, reported in a line
         return _fault(error, debug)
     return ended if isinstance(ended, int) else 0  # an exit code that a command ended with
 
 
 def _misused(error: Exception, arguments: list[str]) -> int:
-    """Tells of a command line that the parser refused."""
+    """Prints the error for a command line that the parser refused."""
     if not arguments:
         print(error, file=sys.stderr)  # the help, which is what an empty command line asks for
         return FlowError.exit_code
@@ -505,7 +510,7 @@ def _fault(error: Exception, debug: bool) -> int:
 
 
 def _without_reader() -> int:
-    """Whoever read our output (head, less) had enough of it; that is no mistake."""
+    """Returns success where the reader of the output (head, less) has closed it."""
     # The interpreter flushes once more at its end, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

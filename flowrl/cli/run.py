@@ -108,7 +108,7 @@ def _tell_beside(compiled: Compiled, folder: Path) -> None:
     try:
         text = beside_run(compiled, folder)
     except FlowError as reason:
-        text = f"no prediction to put beside: {reason.what}"
+        text = f"no prediction to compare with: {reason.what}"
     if text:
         print(text, file=sys.stderr)
 

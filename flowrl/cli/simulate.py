@@ -113,7 +113,7 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
         from flowrl.sim.compare import beside, beside_text
 
         other = f", predicted for lengths {report.workload}" if _replaces_lengths(options) else ""
-        print(f"\nbeside {options.against}{other}\n{beside_text(beside(report, measured))}")
+        print(f"\ncompared with {options.against}{other}\n{beside_text(beside(report, measured))}")
     left_out = f", {trace.num_left_out:,} events left out" if trace.num_left_out else ""
     print(f"trace: {path}{left_out} (open it at https://ui.perfetto.dev)")
 
@@ -135,7 +135,7 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     measured = _measured(folder, stage.name)
     options = SimulateOptions(against=folder, profile=profile)
     report = _simulated(compiled, stage, options, None)
-    head = f"{stage.name}, by {profile}, predicted for the samples that the run drew"
+    head = f"{stage.name}, by {profile}, predicted for the samples that the run generated"
     planned_s = stage.plan.prediction.step_s
     if planned_s:
         head += (
@@ -234,7 +234,7 @@ def _measured(folder: Path, stage: str) -> list[StepMetrics]:
 def _check(config: Path, options: SimulateOptions) -> None:
     if is_plan(config):
         raise ConfigError(
-            "a plan says nothing of the program that it is of",
+            "a plan does not contain its program",
             where=str(config),
             hint=f"flowrl simulate CONFIG --plan {config}",
         )
@@ -242,14 +242,14 @@ def _check(config: Path, options: SimulateOptions) -> None:
         raise ConfigError(
             "this is a run's folder, not a configuration",
             where=str(config),
-            hint=f"simulate its configuration, {config / 'config.yaml'}, or put the run beside the "
-            f"prediction: flowrl simulate CONFIG --against {config}",
+            hint=f"simulate its configuration, {config / 'config.yaml'}, or compare the run with "
+            f"the prediction: flowrl simulate CONFIG --against {config}",
         )
     changes = ("--cluster", options.cluster is not None), ("--pin", bool(options.pins))
     for name, is_given in changes:
         if is_given and options.plan is not None:
             raise ConfigError(
-                f"{options.plan} is a plan that was written, which {name} does not change",
+                f"{options.plan} is a plan's file, which {name} does not change",
                 where=name,
                 hint=f"leave --plan or {name} out",
             )
@@ -363,10 +363,10 @@ def _workloads(
             unsaid = plan.lengths is None and plan.mean_response_tokens is None
             if unsaid and stage.plan.schedule is None:
                 print(
-                    f"warning: {node.id}: nobody says how long responses are, so they are drawn as "
-                    f"plans assume, half of the longest on average ({text}, at most {longest}); "
-                    "--lengths names a distribution, or a run to take them from, and "
-                    "plan.mean_response_tokens or plan.lengths tells plans too",
+                    f"warning: {node.id}: the lengths of responses are not given, so they are "
+                    f"sampled as plans assume, half of the longest on average ({text}, at most "
+                    f"{longest}); --lengths names a distribution, or a run to take them from, and "
+                    "plan.mean_response_tokens or plan.lengths gives them to plans too",
                     file=sys.stderr,
                 )
         found[node.id] = open_workload(

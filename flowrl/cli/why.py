@@ -1,4 +1,4 @@
-"""`flowrl why`: one sample's story, from the journal of its run."""
+"""`flowrl why`: the history of a sample, from the journal of its run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Told:
 
 
 def _by_weights(row: SampleRow) -> str:
-    parts = ", ".join(f"{count} by weights {version}" for version, count in row.versions)
+    parts = ", ".join(f"{count} by version {version}" for version, count in row.versions)
     return f"; tokens: {parts}" if parts else ""
 
 
@@ -155,7 +155,7 @@ def _tell_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
             f"the first {counted(logged, 'sample')} of each step have a row "
             f"(runtime.log_samples={logged}); others of the group may have none"
         )
-    print(f"one's story: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
+    print(f"history of one: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
 
 
 def _told(
@@ -207,7 +207,7 @@ def _setting(opened: RunFolder, name: str) -> int:
 def _why_missing(files: SampleFiles, journal_mb: int) -> str:
     whole = files.whole_mb
     if whole is None:
-        return "the journal does not tell of it"
+        return "the journal does not have it"
     if whole <= journal_mb:
         return (
             f"the journal does not go back to it: its last {NUM_FILES} files are kept, and each "
@@ -233,7 +233,7 @@ def _unknown(
         if member is None:
             what = "no step has reported this group yet"
         elif logged and group not in offered:
-            what = f"no row tells of member {member} of the group {group}"
+            what = f"no row has member {member} of the group {group}"
             hint = (
                 f"the first {counted(logged, 'sample')} of each step have a row "
                 f"(runtime.log_samples={logged}; 0 logs all)"
@@ -244,7 +244,7 @@ def _unknown(
     nearest = _nearest(group, opened.groups() | offered.keys())
     suffix = "" if member is None else "/0"
     return ConfigError(
-        "this run has drawn no such sample" if member else "this run has drawn no such group",
+        "this run has no such sample" if member else "this run has no such group",
         where=where,
         expected="EPOCH/PROMPT/MEMBER, each counted from 0; samples.jsonl lists them",
         hint=f"the nearest are {', '.join(name + suffix for name in nearest)}"

@@ -264,7 +264,7 @@ def _read_file(path: Path) -> _File:
         raise ConfigError(
             f"a file of the hardware catalogue cannot be read: {error}",
             where=str(path),
-            hint="mend it, or take it out of the folder",
+            hint="correct it, or remove it from the folder",
         ) from error
     try:
         return _File.model_validate(raw)

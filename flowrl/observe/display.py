@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol, TextIO
 
-from flowrl.observe.rows import SampleRow, StepMetrics, Summary, drawn_beside
+from flowrl.observe.rows import SampleRow, StepMetrics, Summary, overlapping_work
 from flowrl.wording import counted
 
 __all__ = [
@@ -197,18 +197,19 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def _parts(seconds: Mapping[str, float]) -> str:
-    """`wait 1.5s, update 0.3s; beside: drive 2.0s; between steps: evaluate 1.0s`.
+    """`wait 1.5s, update 0.3s; overlapping: drive 2.0s; between steps: evaluate 1.0s`.
 
     Only the first ones are parts of the steps, and sum to no more than these.
     """
-    beside = drawn_beside(seconds)
-    named: dict[str, list[str]] = {"": [], "beside: ": [], "between steps: ": []}
-    # Most of the time first; what would read 0.0s says nothing.
+    overlapping = overlapping_work(seconds)
+    named: dict[str, list[str]] = {"": [], "overlapping: ": [], "between steps: ": []}
+    # The longest first; work that would read 0.0s is left out.
     for kind, spent in sorted(seconds.items(), key=lambda item: -item[1]):
         if spent >= 0.05:
-            where = "between steps: " if kind in _BETWEEN else "beside: " if kind in beside else ""
-            named[where].append(f"{kind} {format_seconds(spent)}")
-    return "; ".join(where + ", ".join(parts) for where, parts in named.items() if parts)
+            when = "overlapping: " if kind in overlapping else ""
+            when = "between steps: " if kind in _BETWEEN else when
+            named[when].append(f"{kind} {format_seconds(spent)}")
+    return "; ".join(when + ", ".join(parts) for when, parts in named.items() if parts)
 
 
 def token_rates(metrics: StepMetrics) -> list[str]:

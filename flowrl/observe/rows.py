@@ -13,15 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-__all__ = ["DRAWING", "EvaluationRow", "SampleRow", "StepMetrics", "Summary", "drawn_beside"]
+__all__ = [
+    "OVERLAPPING",
+    "EvaluationRow",
+    "SampleRow",
+    "StepMetrics",
+    "Summary",
+    "overlapping_work",
+]
 
-DRAWING = ("generate", "offer", "drive", "answer")
-"""Kinds of work of a rollout; in steps with a `wait` they are done beside the trainer."""
+OVERLAPPING = ("generate", "offer", "drive", "answer")
+"""Kinds of work of a rollout, which overlap with the trainer's in steps with a `wait`."""
 
 
-def drawn_beside(seconds: Mapping[str, float]) -> tuple[str, ...]:
-    """Kinds of work that are no part of the steps whose seconds these are, but done beside them."""
-    return DRAWING if "wait" in seconds else ()
+def overlapping_work(seconds: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns the kinds of work that overlap with the steps and are no part of them."""
+    return OVERLAPPING if "wait" in seconds else ()
 
 
 def _number(value: object) -> float | None:

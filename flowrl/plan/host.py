@@ -79,7 +79,7 @@ def _scorer_reason(role: RoleRequest) -> Reason:
     return Reason(
         subject=role.name,
         choice=f"{count} of its own",
-        why="a reward that hangs or breaks cannot take the models with it",
+        why="a reward that hangs or crashes cannot stop the models",
     )
 
 
@@ -87,7 +87,7 @@ def _environment_reason(role: RoleRequest) -> Reason:
     return Reason(
         subject=role.name,
         choice="the main process, on the CPU",
-        why="its episodes wait for turns most of the time, and it holds no device memory",
+        why="its episodes wait for the policy most of the time, and it holds no device memory",
     )
 
 

@@ -97,7 +97,7 @@ class LocalRequest:
         kind: That somebody asked for, `auto` otherwise.
         where: Who asked.
         may_run_ahead: Samples may be older than the weights.
-        must_run_ahead: Some policy of the scheduler is about generating ahead.
+        must_run_ahead: Some policy of the scheduler is about drawing ahead.
         in_process: Another executor draws in its own process only.
     """
 
@@ -126,7 +126,7 @@ class LocalChoice:
 
     def __str__(self) -> str:
         if not any(number for _, number in self.engines):
-            return "drawn in the main process"
+            return "generated in the main process"
         several = len(self.engines) > 1
         words = ", ".join(
             f"{f'{role}: ' if several else ''}{number} engine process{'es' * (number != 1)}"
@@ -152,14 +152,14 @@ def default_choice(request: LocalRequest) -> LocalChoice:
         return _choice(request, ASYNCHRONOUS if ahead else "temporal", 0)
     if kind == ASYNCHRONOUS and not ahead:
         raise PlanError(
-            "nothing may be drawn ahead of the trainer",
+            "no sample may be generated ahead of the trainer",
             where=request.where,
             found="asynchronous, and max_staleness=0",
             hint="set train.max_staleness to 1 or more, or ask for another kind",
         )
     if kind not in ("auto", ASYNCHRONOUS) and request.must_run_ahead:
         raise PlanError(
-            "a policy of the scheduler is about generating ahead of the trainer",
+            "a policy of the scheduler applies to samples generated ahead of the trainer",
             where=request.where,
             found=kind,
             expected="auto or asynchronous",
@@ -171,7 +171,7 @@ def default_choice(request: LocalRequest) -> LocalChoice:
         )
         if not 1 <= wanted < cores:
             raise PlanError(
-                "there is no core beside the trainer's for each engine",
+                "there are too few cores for each engine to have one besides the trainer's",
                 where=request.where,
                 found=f"{cores} core{'s' * (cores != 1)}, {max(1, wanted)} engine processes",
                 expected="a core for the trainer and one for each engine",
@@ -188,7 +188,7 @@ def asked_ahead(request: LocalRequest, choice: LocalChoice) -> str | None:
     if choice.kind != ASYNCHRONOUS or request.kind != "auto":
         return None
     what = "max_staleness" if request.may_run_ahead else "a policy of the scheduler"
-    return f"{what} asks to draw ahead of the trainer"
+    return f"{what} asks to generate ahead of the trainer"
 
 
 def _choice(
@@ -283,13 +283,13 @@ def _whole_batches(graph: Graph, choice: LocalChoice) -> Iterator[Reason]:
         if phase_of(node) in (Phase.LOGPROBS, Phase.VALUES, Phase.SCORES):
             yield Reason(
                 subject=node.id,
-                choice="on the whole batch, when all samples are drawn",
+                choice="on the whole batch, when all samples are generated",
                 why="synchronous plans learn the same to the last bit",
                 rejected=(
                     Rejection(
-                        choice="group by group, while engines draw",
+                        choice="group by group, while engines generate",
                         constraint="which samples share a pass would depend on which ends first, "
-                        f"and {MAIN_PROCESS} drives the drawing meanwhile",
+                        f"and {MAIN_PROCESS} drives generation meanwhile",
                     ),
                 ),
             )

@@ -83,7 +83,7 @@ MOST_ROUNDS = 3
 """Searches with the syncs of the last answer's layouts, while each finds a better one."""
 
 SIMPLE = 0.005
-"""Of a step's time, given for a schedule in which all take turns on the same devices."""
+"""Of a step's time, given for a schedule in which all operations take turns on the same devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -297,7 +297,7 @@ def _senseless(pin: Pin, value: str, task: TaskWork) -> str | None:
     """Why a pin says nothing of a task; None where it says something."""
     field = pin.field
     if field == "environment" and task.region is None:
-        return "plays with no environment"
+        return "has no environment"
     if of_environment(pin, task):
         return (
             None
@@ -310,7 +310,7 @@ def _senseless(pin: Pin, value: str, task: TaskWork) -> str | None:
         return "cuts no batch into micro-batches: it decodes its samples in slots"
     if field == "offload" and task.generates:
         return (
-            "moves nothing to the host: its engine gives weights and cache up and takes them anew"
+            "moves nothing to the host: its engine releases weights and cache and loads them again"
         )
     if field == "offload" and "optimizer" in value and not task.updates:
         return "has no optimizer"

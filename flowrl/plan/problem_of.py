@@ -345,7 +345,7 @@ def kinds_wanted(request: PlanRequest) -> frozenset[Kind]:
     kind = request.options.kind
     if kind == "asynchronous" and not request.max_staleness:
         raise PlanError(
-            "nothing may be drawn ahead of the trainer",
+            "no sample may be generated ahead of the trainer",
             where=request.options.kind_where,
             found="asynchronous, and max_staleness=0",
             hint=f"set {request.train_key}.max_staleness to 1 or more, or ask for another kind",

@@ -83,7 +83,7 @@ class PlanRequest:
             if role.name == name:
                 return role
         raise PlanError(
-            f"the workflow has a role {name!r}, but nothing says what plays it",
+            f"the workflow has a role {name!r}, but no backend is given for it",
             where=f"roles.{name}",
             found=f"roles {', '.join(role.name for role in self.roles) or 'none'}",
             hint=f"add roles.{name}.backend (and .model, for a policy)",

@@ -80,7 +80,7 @@ class SampleHistory:
         still = "" if self.state in TERMINAL else "still "
         head = f"sample {self.sample}: {still}{self.state} (in a journal of {held})"
         if self.spans:
-            parts = ", ".join(f"{count} by weights {version}" for version, count in self.spans)
+            parts = ", ".join(f"{count} by version {version}" for version, count in self.spans)
             head += f"; tokens: {parts}"
         if self.age is not None:
             head += f"; {self.age} versions old when consumed"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flowrl.observe.rows import StepMetrics, drawn_beside
+from flowrl.observe.rows import StepMetrics, overlapping_work
 from flowrl.sim.report import SimReport, seconds_text
 from flowrl.wording import percent
 
@@ -72,7 +72,7 @@ def rest_s(row: StepMetrics) -> float:
 
     Where a step waits for a batch that is drawn all the time (`wait`), drawing is beside it.
     """
-    beside = drawn_beside(row.seconds)
+    beside = overlapping_work(row.seconds)
     spent = sum(seconds for kind, seconds in row.seconds.items() if kind not in beside)
     return max(0.0, row.wall_s - spent)
 

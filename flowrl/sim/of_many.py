@@ -462,7 +462,7 @@ class _Maker:
 def _placed(operation: Operation) -> Operation:
     if not operation.devices:
         raise PlanError(
-            "a model's operation stands on no device",
+            "a model's operation has no device",
             where=f"operations: {operation.node}",
             hint="make the plan again with `flowrl plan`",
         )

@@ -202,8 +202,8 @@ class Profile:
             return busy
         return (
             *busy,
-            f"what {' and '.join(untold)} loses to a driver beside could not be told, and counts "
-            "as standing still",
+            f"what {' and '.join(untold)} loses to a busy driver could not be measured, and counts "
+            "as stopped",
         )
 
 

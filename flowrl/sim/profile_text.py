@@ -34,12 +34,12 @@ def profile_text(profile: Profile) -> str:
         lines += [f"  {name:<{width}}  {_cost(cost)}{_fit(fit)}" for name, cost, fit in ops]
         for op in profile.ops:
             if op.beside != Beside() or not op.beside_told:
-                lines.append(f"  {op.role}.{op.op} beside a busy driver: {_beside(op)}")
+                lines.append(f"  {op.role}.{op.op} with a busy driver: {_beside(op)}")
     if profile.scorers:
         lines += ["", "rewards"]
         lines += [
             f"  {s.role}: {seconds_text(s.times.sample_s)} a sample, "
-            f"{seconds_text(s.times.latency_s)} on the way"
+            f"{seconds_text(s.times.latency_s)} latency"
             for s in profile.scorers
         ]
     for one in profile.environments:
@@ -55,7 +55,7 @@ def profile_text(profile: Profile) -> str:
     if profile.host_apart is not None:
         lines.append(f"  of engines in processes of their own: {_driver(profile.host_apart)}")
     lines.append(
-        f"trainer beside its operations: {seconds_text(host.step_s)} a step, "
+        f"trainer besides its operations: {seconds_text(host.step_s)} a step, "
         f"{seconds_text(host.row_s)} a sample"
     )
     return "\n".join(lines) + "\n"
@@ -101,7 +101,7 @@ def _cost(cost: LinearCost) -> str:
 def _beside(op: OpProfile) -> str:
     if not op.beside_told:
         return (
-            "could not be told, for something else had the cores; it counts as standing still "
+            "could not be measured, for other processes used the cores; it counts as stopped "
             "while the driver works"
         )
     return (

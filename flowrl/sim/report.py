@@ -349,7 +349,7 @@ def _throughput(report: SimReport) -> str:
         return f"{report.rows_per_s:,.1f} rows/s"
     # Tokens are of all samples, so that those of a filtered one are told too.
     filtered = any(step.num_filtered for step in report.later)
-    learned, drawn = (" learned from", " drawn") if filtered else ("", "")
+    learned, drawn = (" consumed", " generated") if filtered else ("", "")
     return (
         f"{report.samples_per_s:,.1f} samples/s{learned}, "
         f"{report.tokens_per_s:,.0f} tokens/s{drawn}"
@@ -368,7 +368,7 @@ def _not_compared(report: SimReport, planned: Planned) -> str | None:
         found.append(f"the plan is for lengths {planned.lengths}, simulated were {report.workload}")
     if report.num_enough is not None:
         found.append(
-            "too few steps to compare, for the first ones fill what is drawn ahead; "
+            "too few steps to compare, because the first ones fill the prefetched batches; "
             f"--steps {report.num_enough} is enough"
         )
     return "; ".join(found) or None
@@ -383,7 +383,7 @@ def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
     lines = [
         "",
         f"the plan predicts {seconds_text(planned.step_s)} a step{faults[0]}, simulated "
-        f"{seconds_text(report.period_s)} in the mean{_after(report)}{faults[1]}: "
+        f"{seconds_text(report.period_s)} on average{_after(report)}{faults[1]}: "
         f"{other or more}",
     ]
     idle, found = planned.idle_share, report.idle_share
@@ -445,7 +445,9 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
                 f"({percent(min(shares), 1)} to {percent(max(shares), 1)})",
             )
         )
-    rows.insert(0, ("device", "lane", "idle", "(least to most)" if any(r[3] for r in rows) else ""))
+    rows.insert(
+        0, ("device", "resource", "idle", "(min to max)" if any(r[3] for r in rows) else "")
+    )
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return [
         f"  {d:<{widths[0]}}  {n:<{widths[1]}}  {share:<{widths[2]}}  {span}".rstrip()
@@ -477,7 +479,7 @@ def _sample_lines(report: SimReport) -> list[str]:
         lines += [f"  {reason}: {n:,}" for reason, n in sorted(report.reasons.items())]
     total = sum(report.ages.values())
     if total:
-        lines.append("age of samples that were learned from, in publications")
+        lines.append("staleness of consumed samples, in versions")
         lines += [
             f"  {age:>2}  {report.ages[age]:>9,}  {percent(report.ages[age] / total, 1):>7}"
             for age in sorted(report.ages)

@@ -396,11 +396,11 @@ class _Simulation:
             )
         return SchedulerError(
             f"the filter took every group of step {self.unlearned}, so nothing was learned, no "
-            "weights were published, and samples may not be drawn further ahead of them",
+            "weights were published, and no samples may be generated further ahead of them",
             where=where,
             found=found or None,
-            hint="name lengths of a run that kept some groups (--lengths), or let others be drawn "
-            "for those that are filtered: train.refill=true",
+            hint="name lengths of a run that kept some groups (--lengths), or replace "
+            "filtered groups by others: train.refill=true",
         )
 
     def _num_events(self) -> int:

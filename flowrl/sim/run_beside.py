@@ -59,7 +59,7 @@ def check_run(folder: Path, stage: CompiledStage) -> None:
     ran = _plan(folder, stage.name)
     if ran is not None and ran.graph != stage.plan.graph:
         raise ConfigError(
-            "the run is of another workflow",
+            "the run has another workflow",
             where=f"--against {folder}",
             found=ran.graph,
             expected=stage.plan.graph,
@@ -87,11 +87,11 @@ def differences(
 def differences_text(found: list[Difference], folder: Path) -> str:
     """A warning for people."""
     words = list(dict.fromkeys(word for one in found for word in one.words))
-    alike = f"; {' '.join(words)} makes these alike" if words else ""
+    alike = f"; {' '.join(words)} makes these equal" if words else ""
     if any(not one.words for one in found):
         alike += f"; {RunFolder.open(folder).config_path} is the configuration of the run"
     return (
-        f"warning: --against {folder}: the run is of another configuration, so it says little of "
+        f"warning: --against {folder}: the run has another configuration, so it says little about "
         f"this prediction: {', '.join(one.what for one in found)}{alike}"
     )
 

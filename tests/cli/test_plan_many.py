@@ -150,7 +150,7 @@ def test_plans_are_listed_in_the_order_of_what_is_compared(
         f"{number}. {kind}" for number, kind in enumerate(order, start=1)
     ]
     assert [line.endswith(": the plan") for line in lines] == [False, True, False]
-    assert all("of a device for a sample" in line for line in lines) is not by_time
+    assert all("device-seconds per sample" in line for line in lines) is not by_time
 
 
 def test_a_list_that_is_shorter_than_asked_for_says_why(flowrl: Run, tmp_path: Path):
@@ -171,7 +171,7 @@ def test_a_list_that_is_shorter_than_asked_for_says_why(flowrl: Run, tmp_path: P
     number = len(lines) - 1
     assert lines[number].startswith(f"only {number} differ: of the best schedules that pins leave")
     lines = flowrl("configs/quickstart.yaml", "roles.actor.num_engines=1", "--top", "9")[1]
-    assert lines.endswith("only 3 differ: no other way to draw fits here and is asked for\n")
+    assert lines.endswith("only 3 differ: no other way to generate fits here and is allowed\n")
 
 
 def test_plans_are_written_read_and_compared(flowrl: Run, diff: Run, tmp_path: Path):
@@ -374,7 +374,7 @@ def test_a_kind_is_of_the_stages_that_draw_and_of_the_last(flowrl: Run):
     assert "schedule: asynchronous: " in drawn
     code, _, err = flowrl(*words)
     assert code == 2
-    assert "nothing may be drawn ahead of the trainer" in err
+    assert "no sample may be generated ahead of the trainer" in err
     assert "to fix: set train.max_staleness to 1 or more, or ask for another kind" in err
 
 

@@ -38,7 +38,7 @@ def test_a_consumed_sample_is_told_from_its_offer_to_its_batch(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "grpo, actor.generate"
     assert lines[1].startswith(f"sample {row['sample']}: consumed (in a journal of ")
-    assert f"tokens: {row['num_tokens']} by weights 1; 0 versions old when consumed" in lines[1]
+    assert f"tokens: {row['num_tokens']} by version 1; 0 versions old when consumed" in lines[1]
     told = [line.partition(": ")[2] for line in lines[2:] if "event" in line]
     assert told == [
         "offered",
@@ -137,7 +137,7 @@ def test_samples_that_were_not_logged_are_told_from_samples_that_there_are_none_
     out = capsys.readouterr().out
     assert f"group {group}: 2 samples" in out
     assert "the first 2 samples of each step have a row (runtime.log_samples=2)" in out
-    with pytest.raises(ConfigError, match="no row tells of member 3") as caught:
+    with pytest.raises(ConfigError, match="no row has member 3") as caught:
         why.run(tmp_path, f"{group}/3", as_json=False)
     assert "runtime.log_samples=2; 0 logs all" in str(caught.value)
     # The journal knows how large the group is.
@@ -181,8 +181,8 @@ def test_a_group_is_told_by_its_samples(made: Path, capsys: pytest.CaptureFixtur
         f"group {group}: 4 samples of prompt {row['prompt']!r}",
     ]
     assert [line.split()[0] for line in lines[2:6]] == [f"{group}/{member}" for member in range(4)]
-    assert all("filtered (zero_variance)" in line and "by weights" in line for line in lines[2:6])
-    assert lines[6] == f"one's story: flowrl why {made} {group}/0"
+    assert all("filtered (zero_variance)" in line and "by version" in line for line in lines[2:6])
+    assert lines[6] == f"history of one: flowrl why {made} {group}/0"
     why.run(made, group, as_json=True)
     (told,) = json.loads(capsys.readouterr().out)["told"]
     assert [row["sample"] for row in told["rows"]] == [f"{group}/{member}" for member in range(4)]
@@ -205,7 +205,7 @@ def test_where_the_journal_does_not_go_back_the_row_is_told_and_what_would_have_
     row = rows(made, "filtered")[0]
     why.run(run, row["sample"], as_json=False)
     out = capsys.readouterr().out
-    assert f"sample {row['sample']}: filtered; tokens: {row['num_tokens']} by weights" in out
+    assert f"sample {row['sample']}: filtered; tokens: {row['num_tokens']} by version" in out
     assert f"step {row['step']}: filtered (zero_variance)" in out
     assert "when and where it ran is not known: the journal does not go back to it" in out
     assert "(runtime.journal_mb=4 would have kept all of this run's)" in out

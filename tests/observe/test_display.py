@@ -136,11 +136,12 @@ def test_plain_lines_hold_no_control_characters_and_end_with_the_headline():
         ),
         (
             {"step": 2.0, "wait": 1.5, "update": 0.25, "drive": 11.0, "generate": 3.0, "log": 0.01},
-            "grpo: 300 steps in 2.0s (wait 1.5s, update 0.2s; beside: drive 11s, generate 3.0s)",
+            "grpo: 300 steps in 2.0s (wait 1.5s, update 0.2s; overlapping: drive 11s, "
+            "generate 3.0s)",
         ),
         (
             {"step": 2.0, "wait": 0.0, "answer": 1.0},
-            "grpo: 300 steps in 2.0s (beside: answer 1.0s)",
+            "grpo: 300 steps in 2.0s (overlapping: answer 1.0s)",
         ),
         ({"step": 2.0}, "grpo: 300 steps in 2.0s"),
     ],

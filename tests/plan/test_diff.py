@@ -77,7 +77,7 @@ def test_predictions_engines_and_residency_are_compared(grpo: Graph) -> None:
         "weights actor to actor.generate: ",
         "actor.generate engine: ",
         "idle device time: ",
-        "new weights on their way: ",
+        "weight sync: ",
         "memory in rollout of actor: ",
         "actor.update offload: all -> ",
         "actor.update to the host and back: ",

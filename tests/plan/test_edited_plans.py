@@ -120,13 +120,21 @@ def written(plan: PlacementPlan, change: Change, folder: Path, name: str) -> Pat
 @pytest.mark.parametrize(
     ("change", "key", "what"),
     [
-        (ten_times_the_cache, "engine_flags.0.flags", "an engine is started otherwise"),
-        (other_layout(4, 2), "engine_flags.0.flags", "an engine is started otherwise"),
-        (another_flag("--max-running-requests"), "engine_flags.0.flags", "started otherwise"),
-        (another_flag("--context-length"), "engine_flags.0.flags", "started otherwise"),
+        (ten_times_the_cache, "engine_flags.0.flags", "flags of an engine do not follow"),
+        (other_layout(4, 2), "engine_flags.0.flags", "flags of an engine do not follow"),
+        (
+            another_flag("--max-running-requests"),
+            "engine_flags.0.flags",
+            "flags of an engine do not follow",
+        ),
+        (
+            another_flag("--context-length"),
+            "engine_flags.0.flags",
+            "flags of an engine do not follow",
+        ),
         (generate(seconds=10.0), r"operations.\d.seconds", "takes another time than is predicted"),
-        (recompute_unpinned, r"operations.\d", "otherwise than the plan gives reasons for"),
-        (update(offload=["all"]), r"operations.\d", "otherwise than the plan gives reasons for"),
+        (recompute_unpinned, r"operations.\d", "is not what the plan gives reasons for"),
+        (update(offload=["all"]), r"operations.\d", "is not what the plan gives reasons for"),
         (update(micro_tokens=7 * 2560), r"operations.\d.micro_tokens", "other micro-batches"),
         (ten_terabytes, "prediction.memory.0.memory.parts", "holds more than it may"),
         (shorter_bar, "prediction.timeline.0", "takes another time in the timeline"),
@@ -140,7 +148,7 @@ def written(plan: PlacementPlan, change: Change, folder: Path, name: str) -> Pat
         (
             lambda raw: raw["prediction"].update(sync_s=77.0),
             "prediction.sync_s",
-            "weights take another time",
+            "the time of weight sync is not",
         ),
         (
             lambda raw: raw["pool"]["devices"][1].update(budget_bytes=10**13),
@@ -150,8 +158,8 @@ def written(plan: PlacementPlan, change: Change, folder: Path, name: str) -> Pat
         (update(offload=["disk"]), r"operations.\d.offload", "cannot have this"),
         (generate(replicas=3), r"operations.\d.replicas", "3 replicas in a layout of 4"),
         (generate(chunk=7), r"operations.\d.slots", "are said differently"),
-        (lambda raw: raw.update(kind="foo"), "kind", "of another kind than the plan says"),
-        (lambda raw: raw.update(kind="spatial"), "kind", "of another kind than the plan says"),
+        (lambda raw: raw.update(kind="foo"), "kind", "kind of the schedule is not the one"),
+        (lambda raw: raw.update(kind="spatial"), "kind", "kind of the schedule is not the one"),
         (placement(replicas=3), "placements.0.replicas", "another number of replicas"),
         (placement(num_slots=3), r"operations.\d.slots", "are said differently"),
         (
@@ -163,7 +171,7 @@ def written(plan: PlacementPlan, change: Change, folder: Path, name: str) -> Pat
         (
             lambda raw: raw["residency"][0].update(action="take"),
             "residency.0",
-            "memory changes hands otherwise",
+            "residency does not follow",
         ),
         (
             lambda raw: raw["weight_routes"][0]["source_layout"].update(tp=7),

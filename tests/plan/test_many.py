@@ -19,7 +19,7 @@ from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.names import device_names
 from flowrl.plan.routes import expand_plan_route
 from flowrl.plan.show.diff import diff_plans
-from flowrl.plan.show.many import seconds_text
+from flowrl.plan.show.many import device_seconds
 from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from flowrl.plan.ways.tasks import tasks_of
@@ -87,12 +87,10 @@ def test_tokens_for_each_device_are_those_of_prompts_and_responses_of_all_sample
     # 200 tokens of a prompt and 600 of a response on average, as the job says.
     expected = samples * 800 / (prediction.step_s or 0.0) / len(used)
     assert prediction.tokens_per_device_s == pytest.approx(expected)
-    told = (
-        f"  {expected:,.0f} tokens a second for each device, prompts and responses of all samples"
-    )
+    told = f"  {expected:,.0f} tokens/s per device, prompts and responses of all samples"
     lines = plan_text(plan).splitlines()
     assert told in lines
-    assert f"  {seconds_text(prediction.device_s or 0.0)} of a device for a sample" in lines
+    assert f"  {device_seconds(prediction.device_s or 0.0)}" in lines
 
 
 def test_the_timeline_ends_with_the_step(plan: PlacementPlan):

@@ -17,7 +17,6 @@ from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.mixed import PairJob, PairSearch, pair_searches
 from flowrl.plan.pins import read_pins
-from flowrl.plan.show.many import seconds_text
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.ways.plain_ways import PLAIN
 from flowrl.plan.ways.tasks import tasks_of
@@ -140,6 +139,6 @@ def test_device_time_counts_the_devices_of_both_kinds(grpo: Graph):
     free = make_plan(grpo, wanted, cluster(8, 8))
     told = next(one for one in free.reasons if one.subject == "devices").rejected
     assert free.prediction.device_s is not None
-    mine = f"of a device for a sample, the plan's {seconds_text(free.prediction.device_s)}"
+    mine = f" device-seconds per sample, the plan's {free.prediction.device_s:.1f}"
     assert all(one.constraint.endswith(mine) for one in told)
     assert free.prediction.device_s <= device_s

@@ -49,7 +49,7 @@ def test_engines_take_a_layout_of_which_each_device_takes_less_and_the_plan_says
     layout = plan.operation("actor.generate").layout
     assert layout.tp * layout.pp > 4
     (why,) = (one for one in plan.reasons if one.subject == "actor.generate")
-    assert any("longer on their way" in one.constraint for one in why.rejected)
+    assert any("weight sync takes " in one.constraint for one in why.rejected)
 
 
 def test_where_weights_are_quick_beside_the_step_nothing_is_searched_again(

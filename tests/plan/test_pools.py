@@ -102,7 +102,7 @@ def test_a_kind_that_is_asked_for_is_the_kind_of_the_plan(grpo: Graph, kind: str
 
 
 def test_nothing_runs_ahead_where_no_sample_may_be_stale(grpo: Graph):
-    with pytest.raises(PlanError, match="nothing may be drawn ahead") as caught:
+    with pytest.raises(PlanError, match="no sample may be generated ahead") as caught:
         make_plan(grpo, request(kind="asynchronous"), h100(16))
     assert caught.value.hint is not None
     assert "train.max_staleness" in caught.value.hint

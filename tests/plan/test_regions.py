@@ -183,7 +183,7 @@ def test_devices_of_an_environment_are_pinned_inside_those_of_its_rollout():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("plan.pins.actor.update.environment=apart",), "plays with no environment"),
+        (("plan.pins.actor.update.environment=apart",), "has no environment"),
         (("plan.pins.world.tp=2",), "an environment with devices and a place"),
         (("plan.pins.rollout.environment=beside",), "no such way of environment"),
         (("plan.mean_observation_tokens=700",), "above the most"),
@@ -199,13 +199,13 @@ def test_what_cannot_be_asked_of_an_environment_is_told(words: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("plan.environments.world.memory_gib=4000",), "the hosts do not hold environment world"),
+        (("plan.environments.world.memory_gib=4000",), "the hosts cannot hold environment world"),
         ((*SIMULATOR, f"{WORLD}.memory_gib=100"), "environment world does not fit on H100"),
         (("plan.pins.rollout.environment=apart",), "apart only on nodes without"),
         (("plan.pins.world.devices=8-15",), "has no accelerators to pin"),
         (
             (*SIMULATOR, f"{WORLD}.memory_gib=69", "plan.pins.rollout.environment=together"),
-            "does not fit beside actor.generate",
+            "does not fit on the devices of actor.generate",
         ),
         (
             (*SIMULATOR, "plan.pins.rollout.devices=0-7", "plan.pins.world.devices=8-11"),
@@ -241,7 +241,7 @@ def test_an_environment_without_a_place_says_why(words: tuple[str, ...], message
 def test_pins_of_an_environment_are_not_to_be_left_out_where_more_is_in_the_way():
     words = (*SIMULATOR, f"{WORLD}.memory_gib=69", "plan.pins.rollout.environment=together")
     too_large = ("plan.pins.actor.update.tp=1", "plan.pins.actor.update.micro_tokens=4000000")
-    with pytest.raises(PlanError, match="does not fit beside actor") as caught:
+    with pytest.raises(PlanError, match="does not fit on the devices of actor") as caught:
         planned(*words, *too_large)
     hint = caught.value.hint or ""
     assert hint.startswith("without rollout.environment=together something else does not fit; ")
@@ -351,7 +351,7 @@ def test_an_episode_of_two_policies_is_refused():
     graph, request = ask_again()
     player = graph.node("actor.generate")
     other = replace(player, id=NodeId("actor.generate.2"))
-    with pytest.raises(PlanError, match="2 policies that take turns, and an episode has one"):
+    with pytest.raises(PlanError, match="2 policies that take turns, and plans support one"):
         tasks_of(replace(graph, nodes=(*graph.nodes, other)), request)
 
 

@@ -204,12 +204,12 @@ def test_a_sleeping_engine_is_awake_in_its_own_rollouts_alone(cases: Any) -> Non
 
 def test_a_step_says_what_each_role_does(cases: Any, plan_of_ppo: PlacementPlan) -> None:
     sentences = step_sentences(plan_of_ppo)
-    assert "pairs are drawn: 64, 128 samples" in sentences
+    assert "pairs are read: 64, 128 samples" in sentences
     assert "judge scores 512 samples on cpu:0" in sentences
     assert "critic computes values of 512 samples on cpu:0" in sentences
     assert "reference takes over the weights of actor every 50 steps" in sentences
     assert "map is computed over the batch" in sentences
-    assert "game plays 64 prompts x 4 episodes of at most 3 turns on cpu:0" in step_sentences(
+    assert "game runs 64 prompts x 4 episodes of at most 3 turns on cpu:0" in step_sentences(
         requested(cases, lowered(play))
     )
 

@@ -60,7 +60,7 @@ def test_a_plan_whose_devices_idle_for_the_batch_names_the_nearest_that_can_be_s
     plan = make_plan(grpo, request(), pool)
     (note,) = idle_notes(plan)
     said = f"{WHY.format(devices)}; {SIZES}, which may gain nothing: --explain "
-    assert note == said + "plans with them and tells what they take"
+    assert note == said + "plans with them and shows what they take"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.problem_of import sync_seconds
 from flowrl.plan.search import Evaluator, Leaf, evaluate, leaves
 from flowrl.plan.search_options import option_of
-from flowrl.plan.show.many import seconds_text
+from flowrl.plan.show.many import device_seconds_apart, seconds_text
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.ways.candidate import RECOMPUTE, Candidate
 from flowrl.plan.ways.pin_filter import Filter
@@ -57,17 +57,17 @@ def test_a_shorter_plan_that_takes_more_device_time_says_so(grpo: Graph):
         assert one.device_s is not None
         more = 100 * (one.device_s / device_s - 1)
         assert f"and {more:.1f} % more device time" in one.why_not
-        assert "less plain" not in one.why_not
+        assert "more complex" not in one.why_not
     (told,) = (one for one in plan.reasons if one.subject == "schedule")
     assert not any("not worth" in one.constraint for one in told.rejected)
-    mine = f"{seconds_text(device_s)}"
     rejected = [one for one in told.rejected if "more device time" in one.constraint]
     assert rejected
     for one in rejected:
         its = next(other for other in plan.alternatives if one.choice.endswith(other.summary))
         assert its.device_s is not None
         assert its.device_s > device_s
-        took = f"{seconds_text(its.device_s)} of a device for a sample, the plan's {mine}"
+        theirs, mine = device_seconds_apart(its.device_s, device_s)
+        took = f"{theirs} device-seconds per sample, the plan's {mine}"
         assert one.constraint.endswith(f": {took}")
 
 
@@ -141,7 +141,7 @@ def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
         then = evaluate(problem, with_option(best.schedule, leaf.task, option))
         if not then.fits:
             assert why.cause is Cause.ROOM
-            total, *parts = told_gib(why.words.partition("; nor")[0])
+            total, *parts = told_gib(why.words.partition("; also")[0])
             assert total == pytest.approx((then.peak + RUNTIME_BYTES["cuda"]) / GIB, abs=0.06)
             limit, *parts = parts
             assert limit == pytest.approx(best.posed.group.budget_bytes / GIB, abs=0.06)
@@ -150,13 +150,13 @@ def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
             assert why.cause is Cause.STEP
         elif then.objective + longer_sync_s(best, leaf.task, way) >= now.objective:
             assert why.cause is Cause.SYNC
-            assert "longer on their way" in why.words
+            assert "weight sync takes " in why.words
         else:
             assert why.cause is Cause.PLAIN
             assert way.plainness > best.ways[leaf.task].plainness
             gained = seconds_text(now.step_s - then.step_s)
             if gained == seconds_text(0.0):
-                assert why.words == "less plain"
+                assert why.words == "more complex"
             else:
                 assert gained in why.words
     assert seen == causes
@@ -178,9 +178,9 @@ def test_all_phases_in_which_a_faster_way_does_not_fit_are_told_the_fullest_firs
             phase = f"{one.active} {one.memory.phase}"
             most[phase] = max(one.memory.total, most.get(phase, 0))
         over = sorted((one for one in most.values() if one > budget), reverse=True)
-        first, _, others = why.words.partition("; nor is there room for ")
+        first, _, others = why.words.partition("; also ")
         told = [first.split(": ", 1)[1].split(" of ")[0]]
-        told += [one.split(" while ")[0] for one in others.split(" or ") if one]
+        told += [one.split(" while ")[0] for one in others.split(" and ") if one]
         assert told == [format_bytes(one) for one in over]
         counts.add(len(told))
     assert max(counts) > 1
@@ -219,14 +219,16 @@ def test_a_way_that_loses_to_a_third_one_names_it(grpo: Graph):
 
 
 def test_what_is_said_of_all_faster_ways_is_true_of_each():
-    assert faster_ones([Cause.ROOM, Cause.ROOM]) == "faster ones do not fit beside the others"
+    assert (
+        faster_ones([Cause.ROOM, Cause.ROOM]) == "faster ones do not fit with the other operations"
+    )
     both = faster_ones([Cause.PLAIN, Cause.HOST, Cause.ROOM])
     assert both == (
-        "faster ones do not fit beside the others, put more on their hosts than these hold or are "
-        "less plain"
+        "faster ones do not fit with the other operations, put more on their hosts than these can "
+        "hold or are more complex"
     )
     unknown = faster_ones([Cause.ROOM, Cause.UNKNOWN])
-    assert unknown == "faster ones are less plain or take more memory"
+    assert unknown == "faster ones are more complex or take more memory"
 
 
 def test_more_devices_for_a_task_that_cost_device_time_say_so(grpo: Graph):
@@ -238,9 +240,9 @@ def test_more_devices_for_a_task_that_cost_device_time_say_so(grpo: Graph):
         if one.choice == "16 devices"
     }
     assert re.search(
-        r", but a sample takes [\d.]+ m?s more of a device with it$", told["actor.generate"]
+        r", but it costs [\d.]+ device-seconds per sample more$", told["actor.generate"]
     )
-    assert ", but it does not fit beside the others: up to " in told["reference.logprobs"]
+    assert ", but it does not fit with the other operations: up to " in told["reference.logprobs"]
 
 
 def test_a_refusal_names_the_parts_of_memory_as_tables_do(grpo: Graph):
@@ -286,7 +288,8 @@ def test_an_update_recomputes_and_offloads_no_more_than_it_has_to(pool: Resource
         if way.recompute == "none" and not way.offload:
             assert f"{task.id} memory" not in why
         else:
-            assert why[f"{task.id} memory"].endswith("fits only so") == (not without)
+            needed = why[f"{task.id} memory"].startswith(("only this", "it does not fit"))
+            assert needed == (not without)
         for one in (one for one in fitting if one.plainness < way.plainness):
             option = option_of(task, one, asked, shared=False, label=leaf.option.label)
             changed = with_option(best.schedule, leaf.task, option)

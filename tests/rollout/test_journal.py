@@ -191,8 +191,8 @@ def eventful(play):
 def test_a_samples_story_says_where_it_ran_and_why_it_was_aborted(eventful):
     history = sample_history(read_journal(lines(journal_of(eventful))), "0/0/0")
     assert str(history).splitlines() == [
-        "sample 0/0/0: consumed (in a journal of 14 events); tokens: 5 by weights 0, "
-        "2 by weights 1; 2 versions old when consumed",
+        "sample 0/0/0: consumed (in a journal of 14 events); tokens: 5 by version 0, "
+        "2 by version 1; 2 versions old when consumed",
         "     1.000 s  event 1: offered",
         "     1.000 s  event 1: attempt 0 starts on e0, weights 0",
         "     2.000 s  event 2: weights 1 are published while it runs",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flowrl.config.plan import PlanConfig
 
 from flowrl import api
 from flowrl.cluster.discover import discover
@@ -14,7 +15,6 @@ from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.planning import lengths_of
-from flowrl.config.schema import PlanConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.plan.local import LocalChoice, LocalRequest, default_choice, engines_of, local_choices
 from flowrl.sim.choose_plan import choose_plan, predicted_choices, workloads_of
@@ -100,11 +100,11 @@ def test_choices_keep_within_the_cores_and_what_was_asked_for():
 
 def test_kinds_that_cannot_be_are_refused():
     request = LocalRequest(roles=("actor",), fixed={}, num_cores=1, where="plan.kind")
-    with pytest.raises(PlanError, match="no core beside the trainer's"):
+    with pytest.raises(PlanError, match="too few cores for each engine"):
         default_choice(replace(request, kind="spatial"))
     with pytest.raises(PlanError, match="ahead of the trainer"):
         default_choice(replace(request, kind="asynchronous"))
-    with pytest.raises(PlanError, match="about generating ahead"):
+    with pytest.raises(PlanError, match="generated ahead of the trainer"):
         default_choice(replace(request, kind="temporal", must_run_ahead=True))
 
 
@@ -175,7 +175,10 @@ def test_a_kind_is_asked_of_the_stages_that_draw():
 
 
 def test_choices_are_told_in_words():
-    assert str(LocalChoice(kind="temporal", engines=(("actor", 0),))) == "drawn in the main process"
+    assert (
+        str(LocalChoice(kind="temporal", engines=(("actor", 0),)))
+        == "generated in the main process"
+    )
     choice = LocalChoice(kind="spatial", engines=(("a", 1), ("b", 2)), pinned=True)
     assert str(choice) == (
         "a: 1 engine process, b: 2 engine processes on other cores than the trainer"

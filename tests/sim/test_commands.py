@@ -45,7 +45,7 @@ def test_a_config_is_simulated_without_a_profile_and_says_so(place, capsys):
     assert "samples: 160 = 160 consumed" in out
     assert "trace: runs/tiny.trace.json" in out
     assert "step times are assumed" in err
-    assert "drawn as plans assume, half of the longest on average" in err
+    assert "as plans assume, half of the longest on average" in err
     assert "at most 6)" in err
     assert json.loads((place / "runs" / "tiny.trace.json").read_text())["traceEvents"]
 
@@ -331,7 +331,9 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     assert flowrl("run", "tiny.yaml", "eval.every=0") == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("held-out ")
-    assert "grpo, by runs/tiny.profile.json, predicted for the samples that the run drew\n" in err
+    assert (
+        "grpo, by runs/tiny.profile.json, predicted for the samples that the run generated\n" in err
+    )
     assert re.search(
         r"\(the plan's [\d.]+ m?s a step were for lengths \S+ and no filtered group, before "
         r"there were any\)\nmedians",
@@ -345,14 +347,14 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     assert flowrl("simulate", "tiny.yaml", "--against", "runs/tiny") == 0
     out = capsys.readouterr().out
     assert "lengths  tiny/samples.jsonl (32 groups)" in out
-    assert "\nbeside runs/tiny\nmedians" in out
+    assert "\ncompared with runs/tiny\nmedians" in out
     words = ["--against", "runs/tiny", "--lengths"]
     assert flowrl("simulate", "tiny.yaml", *words, "constant:6") == 0
     out = capsys.readouterr().out
-    assert "\nbeside runs/tiny, predicted for lengths constant:6\nmedians" in out
+    assert "\ncompared with runs/tiny, predicted for lengths constant:6\nmedians" in out
     assert "simulated were constant:6" in out
     assert flowrl("simulate", "tiny.yaml", *words, "runs/tiny/samples.jsonl") == 0
-    assert "\nbeside runs/tiny\nmedians" in capsys.readouterr().out
+    assert "\ncompared with runs/tiny\nmedians" in capsys.readouterr().out
     assert flowrl("simulate", "tiny.yaml", "--against", "runs/tiny", "--stage", "sft") == 0
     # Another model than the one that was measured is no longer the profile's.
     config = tiny_config(place / "runs")
@@ -361,4 +363,6 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     assert flowrl("simulate", "other.yaml") == 2
     assert "the profile is of another model for role 'actor'" in capsys.readouterr().err
     assert flowrl("run", "other.yaml") == 0
-    assert "no prediction to put beside: the profile is of another model" in capsys.readouterr().err
+    assert (
+        "no prediction to compare with: the profile is of another model" in capsys.readouterr().err
+    )

@@ -32,7 +32,7 @@ def test_a_step_is_drawing_and_loading_and_learning_in_turns(tmp_path: Path):
         model = model_of_stage(replace(stage, plan=plan), times)
         found[str(choice)] = estimate_model(model, workloads)
     # 32 samples of 6 tokens, a second for each row of a step in 8 slots; two updates of 3 s.
-    here = found["drawn in the main process"]
+    here = found["generated in the main process"]
     assert here.draw_s == {"actor.generate": pytest.approx(32 * 6.0)}
     assert here.step_s == pytest.approx(32 * 6.0 + 2 * 3.0)
     # Two engines draw half of it each; then weights are written, and samples are sent.
@@ -80,12 +80,12 @@ def test_max_staleness_asks_to_draw_ahead_where_nothing_is_measured(tmp_path: Pa
     assert plan.alternatives[0].summary == "2 engine processes"
     assert plan.alternatives[0].why_not == "estimated 1.98 times as fast, but nothing is measured"
     why = next(one.why for one in plan.reasons if one.subject == "actor.generate")
-    assert "; max_staleness asks to draw ahead of the trainer, this is the plainest way" in why
+    assert "; max_staleness asks to generate ahead of the trainer, this is the plainest way" in why
     # The plan of a run for which nothing is even estimated says the same.
     assert stage.plan.kind == "asynchronous"
     why = next(one.why for one in stage.plan.reasons if one.subject == "actor.generate")
     assert why.startswith(
-        "max_staleness asks to draw ahead of the trainer, and nothing is measured"
+        "max_staleness asks to generate ahead of the trainer, and nothing is measured"
     )
     # What is measured decides: the fastest is taken, whatever it is.
     assert choose_plan(stage, times, LENGTHS, 0).plan.kind == "temporal"
@@ -143,7 +143,7 @@ def test_forward_passes_wait_for_the_batch_and_the_plan_says_why(tmp_path: Path)
     spatial = next(one for one in stage.local.choices() if one.kind == "spatial")
     made = stage.local.plan(stage.graph, spatial)
     (reason,) = [one for one in made.reasons if one.subject == "reference.logprobs"]
-    assert reason.choice == "on the whole batch, when all samples are drawn"
+    assert reason.choice == "on the whole batch, when all samples are generated"
     assert "depend on which ends first" in reason.rejected[0].constraint
     assert made.operation("reference.logprobs").start == "batch"
     plain = stage.local.plan(stage.graph, stage.local.choices()[0])

@@ -368,5 +368,5 @@ def test_devices_on_which_nothing_runs_are_idle():
 def test_a_models_operation_without_devices_is_refused():
     [planned] = best_plans("grpo", MIXED)
     broken = edited(planned, reference={"devices": ()})
-    with pytest.raises(PlanError, match="a model's operation stands on no device"):
+    with pytest.raises(PlanError, match="a model's operation has no device"):
         model_of_stage(broken.stage, planned_times(planned.stage, planned.config))

@@ -145,7 +145,7 @@ def test_a_profile_for_people(stage):
     assert "     8      2.4 ms" in lines
     assert "  reference.logprobs  10 us a token  (at most 3 % off what was measured)" in lines
     assert "driver: 0 to offer, 20 us to take, 0 to score a sample" in lines
-    assert "trainer beside its operations: 1.0 ms a step, 0 a sample" in lines
+    assert "trainer besides its operations: 1.0 ms a step, 0 a sample" in lines
 
 
 def test_what_operations_take_from_a_driver_is_told_in_words_or_that_it_could_not_be(stage):
@@ -155,18 +155,17 @@ def test_what_operations_take_from_a_driver_is_told_in_words_or_that_it_could_no
     text = profile_text(replace(profile, ops=(measured, *others)))
     name = f"{first.role}.{first.op}"
     assert (
-        f"  {name} beside a busy driver: takes 600 ms longer for each second that the driver works "
+        f"  {name} with a busy driver: takes 600 ms longer for each second that the driver works "
         "meanwhile, and the driver works at 90 % of its speed"
     ) in text
     untold = profile_text(replace(profile, ops=(replace(first, beside_told=False), *others)))
-    assert f"  {name} beside a busy driver: could not be told" in untold
-    assert "beside a busy driver" not in profile_text(profile)
+    assert f"  {name} with a busy driver: could not be measured" in untold
+    assert "with a busy driver" not in profile_text(profile)
     # Where its times are used it is said too.
     quiet = replace(profile, machine=MachineNote())
     times = replace(quiet, ops=(replace(first, beside_told=False), *others))
     assert profile_times(times, stage, source="p.json").source == (
-        f"p.json, what {name} loses to a driver beside could not be told, and counts as standing "
-        "still"
+        f"p.json, what {name} loses to a busy driver could not be measured, and counts as stopped"
     )
     assert profile_times(quiet, stage, source="p.json").source == "p.json"
 

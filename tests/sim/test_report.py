@@ -47,7 +47,7 @@ def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() 
     assert report.step_s == 90.0
     assert report.period_s == 70.0
     planned = Planned(step_s=56.0)
-    assert "simulated 70.00 s in the mean after 3 steps: +25.0 %" in report_text(report, planned)
+    assert "simulated 70.00 s on average after 3 steps: +25.0 %" in report_text(report, planned)
     told = json.loads(report_json(report, planned))
     assert told["left_out_steps"] == 3
     told = told["planned"]
@@ -59,7 +59,7 @@ def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() 
     some = [replace(step, num_filtered=1, num_tokens=700) for step in report.steps]
     # 4 samples learned from, and 2,800 tokens of these and of 4 others, in 280 s
     assert (
-        "\nthroughput after 3 steps: 0.0 samples/s learned from, 10 tokens/s drawn\n"
+        "\nthroughput after 3 steps: 0.0 samples/s consumed, 10 tokens/s generated\n"
     ) in report_text(replace(report, steps=some))
 
 
@@ -73,7 +73,7 @@ def test_other_lengths_than_the_plans_are_told_in_place_of_a_difference() -> Non
     planned = Planned(step_s=1.0, lengths="constant:4")
     said = "the plan is for lengths constant:4, simulated were constant:8"
     text = report_text(report, planned)
-    assert f"the plan predicts 1.00 s a step, simulated 2.00 s in the mean: {said}\n" in text
+    assert f"the plan predicts 1.00 s a step, simulated 2.00 s on average: {said}\n" in text
     told = json.loads(report_json(report, planned))["planned"]
     assert (told["difference"], told["not_compared"]) == (None, said)
     same = json.loads(report_json(report, Planned(step_s=1.0)))["planned"]
@@ -93,7 +93,7 @@ def test_steps_that_fill_what_is_drawn_ahead_are_not_compared(
         assert f"--steps {enough} is enough\n" in report_text(report, planned)
     else:
         assert told["difference"] == 1.0
-        assert "in the mean after 3 steps: +100.0 %" in report_text(report, planned)
+        assert "on average after 3 steps: +100.0 %" in report_text(report, planned)
 
 
 def test_the_heading_says_where_kinds_of_work_overlap() -> None:
@@ -120,7 +120,7 @@ def test_device_time_that_is_idle_is_told_in_the_words_of_plans() -> None:
 
 def test_faults_that_the_plan_has_not_are_named_beside_it() -> None:
     text = report_text(_report([2.0, 2.0], ages={0: 2}), Planned(step_s=1.0, faults=True))
-    assert "predicts 1.00 s a step without faults, simulated 2.00 s in the mean with them: " in text
+    assert "predicts 1.00 s a step without faults, simulated 2.00 s on average with them: " in text
 
 
 def test_nothing_stands_beside_a_plan_where_no_step_was_made() -> None:
@@ -149,7 +149,7 @@ def test_lanes_of_accelerators_are_counted_alike_and_lanes_without_work_left_out
     text = report_text(report)
     rows = text[text.index("idle\n") :].splitlines()[1:5]
     assert [" ".join(row.split()) for row in rows] == [
-        "device lane idle (least to most)",
+        "device resource idle (min to max)",
         "20 devices a-0/cuda:[0-3] to a-4/cuda:[0-3] 75.0 % (75.0 % to 75.0 %)",
         "8 devices b-0/cuda:[0-7] 100.0 %",
         "a-0/cpu:0 judge 50.0 %",

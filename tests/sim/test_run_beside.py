@@ -55,14 +55,15 @@ def test_what_differs_is_told_with_the_words_that_make_it_alike(tmp_path: Path) 
         "train.max_staleness is 2 there and 0 here",
         "train.prompts_per_step is 4 there and 8 here",
         "args.kl is 0.1 there and 0.05 here",
-        "it is asynchronous (1 engine process) there and temporal (drawn in the main process) here",
+        "it is asynchronous (1 engine process) there and temporal (generated in the main process) "
+        "here",
     ]
     words = [word for one in found for word in one.words]
     assert words[:-1] == ["train.max_staleness=2", "train.prompts_per_step=4", "args.kl=0.1"]
     assert words[-1] == f"--plan {run / 'plan.grpo.json'}"
     text = differences_text(found, run)
     assert text.startswith(f"warning: --against {run}: ")
-    assert text.endswith(f"{' '.join(words)} makes these alike")
+    assert text.endswith(f"{' '.join(words)} makes these equal")
     alike = loaded_from(tmp_path, *words[:-1])
     stage = stage_of(alike).with_plan(load_plan(run / "plan.grpo.json"))
     assert differences(alike, stage, run) == []

@@ -62,7 +62,7 @@ def _check_kind(plan: PlacementPlan, schedule: ScheduleStep, where: str) -> None
         kind = "spatial"
     if plan.kind != kind:
         raise _otherwise(
-            "the schedule is of another kind than the plan says",
+            "the kind of the schedule is not the one that the plan says",
             f"{where}: kind",
             plan.kind,
             f"{kind} (schedule)",
@@ -181,7 +181,7 @@ def _check_residency(plan: PlacementPlan, where: str) -> None:
             before = {node for one in own for node in beside[one.node]}
         if switch.action not in ("take", "release") or switch.before not in before:
             raise _otherwise(
-                "memory changes hands otherwise than operations say (offload, and engines that "
+                "residency does not follow from the operations (their offload, and engines that "
                 "sleep)",
                 f"{where}: residency.{i}",
                 f"{switch.action} {switch.what} of {switch.role} before {switch.before}",

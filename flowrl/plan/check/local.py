@@ -65,7 +65,7 @@ def _check_routes(plan: PlacementPlan, where: str) -> None:
         number = engines_of(plan, route.destination).processes
         if (route.transport == Transport.FOLDER) != (number > 0):
             raise PlanError(
-                "weights travel otherwise than who draws needs them",
+                "weight routes do not lead to the processes that generate",
                 where=f"{where}: weight_routes.{i}.transport",
                 found=f"{route.transport}, for {_drawn_by(number)}",
                 expected=str(Transport.FOLDER)
@@ -89,7 +89,7 @@ def _check_memory(plan: PlacementPlan, choice: LocalChoice, where: str) -> None:
         said, takes = _of_processes(found), _of_processes(one)
         if said != takes:
             raise PlanError(
-                f"engine processes hold otherwise than is predicted, in {one.memory.phase} of "
+                f"engine processes hold other memory than is predicted, in {one.memory.phase} of "
                 f"{one.active}",
                 where=f"{where}: prediction.memory.{i}.memory.parts",
                 found=f"{format_bytes(said)} of {ENGINE_PROCESSES}",
@@ -119,7 +119,7 @@ def _check_reasons(plan: PlacementPlan, choice: LocalChoice, where: str) -> None
         told = f"{choice.kind}: {of_roles}"
         if told != reason.choice:
             raise PlanError(
-                f"{reason.subject} is otherwise than the plan gives reasons for",
+                f"{reason.subject} is not what the plan gives reasons for",
                 where=f"{where}: kind",
                 found=told,
                 expected=f"{reason.choice} (reasons.{i}.choice)",

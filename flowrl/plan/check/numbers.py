@@ -17,7 +17,7 @@ UNDO = "undo the edit, or make the plan again: flowrl plan CONFIG -o FILE"
 """What to do about a plan whose parts contradict each other."""
 
 PRICE_ANEW = (
-    "undo the edit, or let its decisions be priced anew with their configuration: "
+    "undo the edit, or evaluate its decisions again with their configuration: "
     "flowrl plan CONFIG --plan FILE --output NEW"
 )
 """What to do about a prediction that is not of the plan's decisions."""

@@ -136,7 +136,7 @@ def _check_flags(
 def _check_flag(name: str, found: str, expected: object, of: str, where: str) -> None:
     if found != str(expected):
         raise PlanError(
-            "an engine is started otherwise than its operation says",
+            "the flags of an engine do not follow from its operation",
             where=where,
             found=f"{name} {found}",
             expected=f"{name} {expected} ({of})",
@@ -184,7 +184,7 @@ def _check_times(plan: PlacementPlan, where: str) -> None:
     said = plan.prediction.sync_s
     if said is not None and not _near(said, sync_s):
         raise PlanError(
-            "weights take another time on their way than their routes say",
+            "the time of weight sync is not the one of the weight routes",
             where=f"{where}: prediction.sync_s",
             found=f"{said:g} s",
             expected=f"{sync_s:g} s, the sum of weight_routes",
@@ -243,7 +243,7 @@ def _check_reasons(plan: PlacementPlan, where: str) -> None:
             is_placed = one.seconds is not None and one.environment is None
             if is_placed and told.get(reason.subject, reason.choice) != reason.choice:
                 raise PlanError(
-                    f"{reason.subject} is otherwise than the plan gives reasons for",
+                    f"{reason.subject} is not what the plan gives reasons for",
                     where=f"{where}: operations.{number}",
                     found=told[reason.subject],
                     expected=f"{reason.choice} (reasons.{i}.choice)",

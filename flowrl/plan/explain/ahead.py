@@ -20,7 +20,7 @@ def ahead_notes(chosen: Chosen, request: PlanRequest) -> Iterator[str]:
     if request.max_staleness and len(rollouts) > 1:
         yield (
             f"{SINGLE_ROLLOUT}, and here are {len(rollouts)}, {' and '.join(rollouts)}: all "
-            f"samples are drawn in their step, as with {request.train_key}.max_staleness=0"
+            f"samples are generated in their step, as with {request.train_key}.max_staleness=0"
         )
     schedule, problem = chosen.schedule, chosen.posed.problem
     if not isinstance(schedule, Asynchronous):
@@ -33,6 +33,6 @@ def ahead_notes(chosen: Chosen, request: PlanRequest) -> Iterator[str]:
     steps = "a step" if old == 1 else f"{old} steps"
     yield (
         f"a batch of {tasks} takes {seconds_text(drawn)}, longer than a step: with samples up to "
-        f"{steps} old, engines begin with the next batches while it ends, and one is there every "
+        f"{steps} old, engines begin the next batches while it ends, and a batch is complete every "
         f"{seconds_text(period)}"
     )

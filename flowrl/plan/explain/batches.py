@@ -97,7 +97,7 @@ def uneven_note(
         yield f"devices idle, for {why}: {'; '.join(gains)}"
     elif sizes := even_sizes(uneven, request):
         yield f"devices idle, for {why}; {sizes} can be shared evenly, " + (
-            "which may gain nothing: --explain plans with them and tells what they take"
+            "which may gain nothing: --explain plans with them and shows what they take"
             if tried is None
             else f"and with none of these a sample takes {percent(LEAST_GAIN)} less"
         )

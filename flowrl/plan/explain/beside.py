@@ -17,7 +17,7 @@ from flowrl.plan.own_syncs import own_syncs
 from flowrl.plan.search import Leaf, Objective, leaves
 from flowrl.plan.search.evaluate import Evaluation, Evaluator, rounded
 from flowrl.plan.search_options import option_of
-from flowrl.plan.show.many import seconds_text
+from flowrl.plan.show.many import device_seconds, seconds_text
 from flowrl.plan.ways.candidate import Candidate, pareto
 from flowrl.plan.ways.plain_ways import with_option
 from flowrl.plan.ways.tasks import TaskWork
@@ -30,13 +30,13 @@ __all__ = ["Cause", "Lost", "faster_ones", "lost"]
 class Cause(StrEnum):
     """What keeps a way that is faster alone out of a plan; what such ways do, in words."""
 
-    ROOM = "do not fit beside the others"
-    HOST = "put more on their hosts than these hold"
+    ROOM = "do not fit with the other operations"
+    HOST = "put more on their hosts than these can hold"
     STEP = "make the step no better"
-    SYNC = "have weights that take longer on their way"
-    PLAIN = "are less plain"
+    SYNC = "need a longer weight sync"
+    PLAIN = "are more complex"
     RIVAL = "have rivals that are as fast in no more memory"
-    UNKNOWN = "are less plain or take more memory"
+    UNKNOWN = "are more complex or take more memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +77,15 @@ def _too_full(task: TaskWork, tried: Chosen) -> Lost | None:
         if runtime + sum(more.values()) > group.budget_bytes
     ]
     words = (
-        f"it does not fit beside the others: {format_bytes(total)} of "
+        f"it does not fit with the other operations: {format_bytes(total)} of "
         f"{format_bytes(group.budget_bytes)} while {_works(active, task)}, {', '.join(parts)}, "
-        f"{format_bytes(runtime)} runtime"
-        + (f"; nor is there room for {' or '.join(over)}" if over else "")
+        f"{format_bytes(runtime)} runtime" + (f"; also {' and '.join(over)}" if over else "")
     )
     return Lost(cause=Cause.ROOM, words=words)
 
 
 def _works(active: str, task: TaskWork) -> str:
-    return f"{'it' if active == task.id else active} works"
+    return f"{'it' if active == task.id else active} runs"
 
 
 def _host_full(tried: Chosen) -> Lost | None:
@@ -101,7 +100,7 @@ def _host_full(tried: Chosen) -> Lost | None:
 
 
 def faster_ones(causes: Iterable[Cause]) -> str:
-    """What all faster ways have against them: `faster ones are less plain`."""
+    """What all faster ways have against them: `faster ones are more complex`."""
     found = set(causes)
     kinds = [Cause.UNKNOWN] if Cause.UNKNOWN in found else [one for one in Cause if one in found]
     *most, last = kinds
@@ -116,7 +115,8 @@ def _by_step(task: TaskWork, other: Candidate, best: Chosen) -> Lost:
     # Over two kinds of devices each has a memory of its own, and one peak says nothing.
     if not posed.parts and then.peak > posed.problem.memory_bytes:
         words = (
-            f"it does not fit beside the others: up to {format_bytes(then.peak + runtime)} of "
+            "it does not fit with the other operations: up to "
+            f"{format_bytes(then.peak + runtime)} of "
             f"{format_bytes(posed.problem.memory_bytes + runtime)}"
         )
         return Lost(cause=Cause.ROOM, words=words)
@@ -126,40 +126,40 @@ def _by_step(task: TaskWork, other: Candidate, best: Chosen) -> Lost:
     if rounded(own.objective) >= rounded(now.objective):
         if rounded(then.objective) >= rounded(now.objective):
             return Lost(cause=Cause.STEP, words=_no_better(now, own, best))
-        words = f"new weights take {seconds_text(more_s)} longer on their way with it"
+        words = f"weight sync takes {seconds_text(more_s)} longer with it"
         return Lost(cause=Cause.SYNC, words=words)
     if other.plainness > way.plainness:
-        return Lost(cause=Cause.PLAIN, words=f"less plain{_better(now, own, best)}")
+        return Lost(cause=Cause.PLAIN, words=f"more complex{_better(now, own, best)}")
     rival = _rival(task, other, best)
     if rival is not None:
         told = way_words(rival.layout, rival.recompute, rival.offload)
         return Lost(cause=Cause.RIVAL, words=f"{told} is as fast in about as much memory or less")
-    return Lost(cause=Cause.UNKNOWN, words="less plain, or it takes too much beside the others")
+    words = "more complex, or it takes too much memory with the other operations"
+    return Lost(cause=Cause.UNKNOWN, words=words)
 
 
 def _no_better(now: Evaluation, then: Evaluation, best: Chosen) -> str:
     """What a schedule takes more with another way, in what the best has least of."""
     more = then.objective - now.objective
     by_time = best.posed.problem.objective is Objective.STEP_TIME
-    told = seconds_text(max(0.0, more if by_time else more / _samples(best)))
-    if told == seconds_text(0.0):
+    more = max(0.0, more if by_time else more / _samples(best))
+    if seconds_text(more) == seconds_text(0.0):
         same = "the step is no shorter with it"
         return same if by_time else "the step takes no less device time with it"
     if by_time:
-        return f"the step takes {told} longer with it"
-    return f"a sample takes {told} more of a device with it"
+        return f"the step takes {seconds_text(more)} longer with it"
+    return f"it costs {device_seconds(more)} more"
 
 
 def _better(now: Evaluation, then: Evaluation, best: Chosen) -> str:
     """What a schedule takes less with another way, likewise; empty where that is nothing."""
-    less = now.objective - then.objective
     by_time = best.posed.problem.objective is Objective.STEP_TIME
-    told = seconds_text(less if by_time else less / _samples(best))
-    if told == seconds_text(0.0):
+    less = (now.objective - then.objective) / (1 if by_time else _samples(best))
+    if seconds_text(less) == seconds_text(0.0):
         return ""
     if by_time:
-        return f", and a step is only {told} shorter"
-    return f", and a sample takes only {told} less of a device"
+        return f", and a step is only {seconds_text(less)} shorter"
+    return f", and it saves only {device_seconds(less)}"
 
 
 def _sync_s(task: TaskWork, way: Candidate, best: Chosen) -> float:

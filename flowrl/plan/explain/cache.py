@@ -29,8 +29,8 @@ def cache_notes(chosen: Chosen) -> Iterator[str]:
             each = options.prompt_tokens + options.lengths.mean
             yield (
                 f"{task.id} computes contexts again for {seconds_text(again)}: the cache of an "
-                f"engine holds {way.kv_tokens / each:,.0f} samples of mean length, it may draw "
-                f"{way.slots:,} at once, and those that find no room are put back; "
+                f"engine holds {way.kv_tokens / each:,.0f} samples of mean length, it may run "
+                f"{way.slots:,} at once, and those that do not fit are preempted; "
                 f"{_fewer_slots(task, way, chosen)}"
             )
 

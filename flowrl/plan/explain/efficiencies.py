@@ -23,7 +23,7 @@ def efficiency_note(spec: DeviceSpec) -> Iterator[str]:
     if assumed_efficiencies(spec):
         yield (
             f"assumed: kernels on {spec.name} reach what they reach on {ASSUMED.capitalize()}, for "
-            "its name tells no generation; efficiencies: ampere (or hopper) of the device in the "
+            "its name shows no generation; efficiencies: ampere (or hopper) of the device in the "
             "cluster file says whose hold"
         )
 

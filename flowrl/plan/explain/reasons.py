@@ -32,7 +32,7 @@ from flowrl.plan.names import cache_words, memory_words, way_words
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
 from flowrl.plan.search import Kind
-from flowrl.plan.show.many import seconds_text
+from flowrl.plan.show.many import device_seconds, seconds_text
 from flowrl.plan.ways.candidate import RECOMPUTE, Candidate
 from flowrl.plan.ways.candidates import Candidates
 from flowrl.plan.ways.pin_filter import Filter
@@ -59,9 +59,9 @@ AS_FAST = "as fast"
 """Of two steps that differ by less than a thousandth."""
 
 _KIND_WORDS = {
-    Kind.TEMPORAL: "all take turns on the same devices",
+    Kind.TEMPORAL: "all operations take turns on the same devices",
     Kind.SPATIAL: "each has devices of its own",
-    Kind.HYBRID: "some take turns, some work at once",
+    Kind.HYBRID: "some operations take turns, others run at the same time",
     Kind.ASYNCHRONOUS: "rollouts run ahead of the trainer",
 }
 
@@ -105,7 +105,7 @@ def _why_not(one: Chosen, searched: Searched) -> str:
         return f"{time}{used}{'' if plain else _more_device_time(one, best)}"
     if options.kind not in ("auto", str(one.kind)):
         return f"{time}{used}, but {options.kind_where} asks for {options.kind}"
-    return f"{time}{used}, and less plain"
+    return f"{time}{used}, but more complex"
 
 
 def beside(step_s: float, best_s: float) -> str:
@@ -196,7 +196,7 @@ def _schedule_reason(searched: Searched) -> Reason:
         )
     step = f"a step takes {seconds_text(best.step_s)}"
     if not by_step_time(best):
-        step += f", {seconds_text(measure(best))} of a device for a sample"
+        step += f", {device_seconds(measure(best))}"
     return Reason(
         subject="schedule",
         choice=f"{best.kind}: {summary_of(best)}",
@@ -215,8 +215,8 @@ def _why_not_kind(kind: Kind, other: Chosen, searched: Searched) -> str:
     if saved > 0 and options.kind not in ("auto", str(kind)):
         return f"{options.kind_where} asks for {options.kind}"
     if saved > 0:
-        of = "" if by_time else " of a device for a sample"
-        return f"its moving parts are not worth {seconds_text(saved)}{of}"
+        worth = seconds_text(saved) if by_time else device_seconds(saved)
+        return f"its complexity is not worth {worth}"
     return "its step takes as long" if by_time else "it takes as much device time"
 
 
@@ -324,7 +324,7 @@ def _only_so(task: TaskWork, layout: Layout, made: Candidates, only: Filter) -> 
     """How a task fits the device in a layout in which no way was tried that does."""
     longest = made.request.max_length
     if task.region is not None and made.of_layout(task, layout, only):
-        return "leaves its environment no room on its devices or their hosts"
+        return "leaves too little memory for its environment on its devices or their hosts"
     small = replace(only, micro_tokens=longest)
     if not task.generates and made.of_layout(task, layout, small):
         return f"fits alone only in micro-batches of {longest:,} tokens, which a pin may ask for"
@@ -382,7 +382,9 @@ def _why_so(task: TaskWork, best: Chosen, only: Filter, *, fits: bool) -> str:
         if why.cause not in (Cause.ROOM, Cause.HOST):
             words = ", ".join(memory_words(one.recompute, one.offload)) or "none of it"
             return f"it would fit with {words}, but {why.words}"
-    return "what shares its devices fits only so" if fits else "it fits only so"
+    if fits:
+        return "only this leaves enough memory for the other operations on its devices"
+    return "it does not fit otherwise"
 
 
 def _spares(one: Candidate, way: Candidate) -> bool:
@@ -396,8 +398,8 @@ def cache_why(task: str, chosen: Chosen) -> str:
     held = most_held(chosen, task)
     cache = sum(part.nbytes for part in held.parts if part.name == "kv cache")
     return (
-        f"{format_bytes(cache)} of each device, where all together is at most "
-        f"{format_bytes(held.total)} while it generates"
+        f"{format_bytes(cache)} of each device, whose peak is {format_bytes(held.total)} while it "
+        "generates"
     )
 
 

@@ -48,9 +48,9 @@ def _where(way: Candidate, played: Played, region: Region) -> str:
     split = played.split
     if split.elsewhere:
         devices = f"{split.elsewhere} x {split.kind}, {split.at_once:,.0f} calls at once"
-        return f"apart: on {devices}, beside {way.layout.num_devices} devices of the policy"
+        return f"apart: on {devices}, besides the {way.layout.num_devices} devices of the policy"
     if split.own:
-        return f"apart: on {split.own} devices, beside {way.layout.num_devices} of the policy"
+        return f"apart: on {split.own} devices, besides the {way.layout.num_devices} of the policy"
     calls = f"{split.at_once:,.0f} calls at once"
     if split.mode == "apart":
         return f"apart: on nodes without accelerators, {calls}"
@@ -63,7 +63,7 @@ def _why(way: Candidate, played: Played) -> str:
     return (
         f"{seconds_text(way.seconds)} a step: the policy's work takes "
         f"{seconds_text(played.policy_s)}, the environment's {seconds_text(played.environment_s)}; "
-        f"what decides: {played.bound}"
+        f"bottleneck: {played.bound}"
     )
 
 
@@ -106,7 +106,7 @@ def _impossible(mode: str, way: Candidate, region: Region, best: Chosen, task: T
             )
         return "the hosts of the devices do not hold it"
     if mode == "apart":
-        return f"{way.devices} devices cannot be shared out so that both fit"
+        return f"{way.devices} devices cannot be divided so that both fit"
     made = best.posed.made(task.id)
     return (
         f"both do not fit a device: the environment takes "

@@ -47,7 +47,7 @@ def _turns_note(stream: Spatial, chosen: Chosen) -> Iterator[str]:
         at = ", ".join(f"{seconds:.1f}" for seconds, _ in there)
         yield (
             f"the {counted(stream.chunks, 'chunk')} of {' and '.join(read)} wait for "
-            f"{' and '.join(drawn)} on the same devices: they are there after {at} s"
+            f"{' and '.join(drawn)} on the same devices: they are ready after {at} s"
         )
 
 
@@ -60,6 +60,6 @@ def _note(leaf: Leaf, arrivals: Arrivals, chunks: int, chosen: Chosen) -> str:
     return (
         f"{task.id} streams its groups in {chunks} chunks, in {said} ({task.samples:,} on "
         f"{way.slots * way.layout.dp:,} slots): when half of its time is over, {groups:.0f} % of "
-        f"them are complete, with {tokens:.0f} % of the tokens; chunks are there after {ready} % "
+        f"them are complete, with {tokens:.0f} % of the tokens; chunks are ready after {ready} % "
         "of it"
     )

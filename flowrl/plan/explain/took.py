@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrl.plan.many import Chosen
-from flowrl.plan.show.many import seconds_apart
+from flowrl.plan.show.many import device_seconds_apart, seconds_apart
 
 __all__ = ["by_step_time", "measure", "took_apart"]
 
@@ -14,14 +14,16 @@ def by_step_time(one: Chosen) -> bool:
 
 
 def measure(one: Chosen) -> float:
-    """Seconds of a step, or of a device for a sample."""
+    """Seconds of a step, or device-seconds per sample."""
     if by_step_time(one):
         return one.step_s
     return one.objective / max(task.samples for task in one.posed.tasks)
 
 
 def took_apart(one: Chosen, best: Chosen) -> str:
-    """Both, in digits that tell them apart: `119 s, the plan's 92.7 s`."""
-    its, mine = seconds_apart(measure(one), measure(best))
-    unit = "" if by_step_time(best) else " of a device for a sample"
-    return f"{its}{unit}, the plan's {mine}"
+    """Returns both in as many digits as differ: `119 s, the plan's 92.7 s`."""
+    if by_step_time(best):
+        its, mine = seconds_apart(measure(one), measure(best))
+        return f"{its}, the plan's {mine}"
+    its, mine = device_seconds_apart(measure(one), measure(best))
+    return f"{its} device-seconds per sample, the plan's {mine}"

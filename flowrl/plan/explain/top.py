@@ -9,7 +9,7 @@ from flowrl.cost.memory import format_bytes
 from flowrl.plan.explain.efficiencies import efficiency_note
 from flowrl.plan.local import local_choice
 from flowrl.plan.schema import PlacementPlan
-from flowrl.plan.show.many import schedule_lines, seconds_text
+from flowrl.plan.show.many import device_seconds, schedule_lines, seconds_text
 from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
 from flowrl.wording import counted, percent
 
@@ -31,7 +31,8 @@ def top_lines(
     plan: PlacementPlan, most: int, *, of_file: bool = False, by_time: bool = True
 ) -> list[str]:
     """The plan and its alternatives, ascending by what is to be little, and why there are fewer
-    than were asked for. The plan is not the first where others are a little faster and less plain.
+    than were asked for. The plan is not the first where others are a little faster but
+    more complex.
 
     Args:
         of_file: The plan was written, with as many as were asked for then.
@@ -62,7 +63,7 @@ def top_lines(
     rows.sort(key=lambda row: row[0])
     for number, (least, step, kind, summary, why) in enumerate(rows, start=1):
         time = "-" if step is None else seconds_text(step)
-        time += "" if by_time else f", {seconds_text(least)} of a device for a sample"
+        time += "" if by_time else f", {device_seconds(least)}"
         is_first = number == 1 and why == "the plan"
         lines.append(f"{number}. {kind}, {time}: {summary}" + ("" if is_first else f": {why}"))
     found = 1 + len(plan.alternatives)
@@ -77,7 +78,7 @@ def _why_fewer(plan: PlacementPlan, found: int, most: int, *, of_file: bool) -> 
         return f"{verb} in the file: flowrl plan CONFIG --top {most} looks for more"
     differ = "differs" if found == 1 else "differ"
     if plan.schedule is None:
-        return f"{differ}: no other way to draw fits here and is asked for"
+        return f"{differ}: no other way to generate fits here and is allowed"
     pins = " that pins leave" if plan.pins else ""
     return (
         f"{differ}: of the best schedules{pins}, all others have "
@@ -93,8 +94,7 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
         where = f"of {where}"
     return [
         f"at least {size.devices} x {job.spec.name} ({where})",
-        f"  a step takes {seconds_text(size.step_s)}, {seconds_text(size.device_s)} of a device "
-        "for a sample",
+        f"  a step takes {seconds_text(size.step_s)}, {device_seconds(size.device_s)}",
         f"  {_host_line(job)}",
         *(f"  {note}" for note in efficiency_note(job.spec)),
         *([f"  a device fills up to {size.host}"] if size.host else []),
@@ -118,7 +118,7 @@ def _host_line(job: Job) -> str:
 def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
     """A table of what more devices give; speed-up is to the fewest that fit. Rows are marked
     in which devices idle for the size of the batch alone."""
-    rows = [("devices", "a step", "speed-up", "of ideal", "device s/sample", "idle", "schedule")]
+    rows = [("devices", "a step", "speed-up", "of ideal", "device-s/sample", "idle", "schedule")]
     first: Size | None = None
     for one in found:
         if isinstance(one, int):

@@ -72,7 +72,7 @@ def _of_accelerators(
             f"environment {region.role} does not fit on {posed.group.device.name}",
             where=f"{where}.memory_gib",
             found=format_bytes(needs),
-            expected=f"at most {format_bytes(made.budget)}, what plans may fill of a device",
+            expected=f"at most {format_bytes(made.budget)}, the usable memory of a device",
             hint=f"{more_memory(needs + RUNTIME_BYTES[posed.group.device.type], posed.group, fits)}"
             ", or an environment that needs less",
         )
@@ -81,7 +81,7 @@ def _of_accelerators(
     odd = [pin for field, pin in asked.items() if _has_way(task, posed, only.without(field))]
     if only.environment == "together" and asked["environment"] in odd:
         return PlanError(
-            f"environment {region.role} does not fit beside {task.id} on its devices",
+            f"environment {region.role} does not fit on the devices of {task.id} together with it",
             where=asked["environment"].where,
             found=f"{asked['environment']}, and {format_bytes(needs)} of "
             f"{format_bytes(made.budget)}",
@@ -165,7 +165,7 @@ def _of_another_kind(
             f"environment {region.role} does not fit on {kind}",
             where=f"{where}.memory_gib",
             found=format_bytes(region.environment.nbytes),
-            expected=f"at most {format_bytes(room(outside))}, what plans may fill of a device",
+            expected=f"at most {format_bytes(room(outside))}, the usable memory of a device",
             hint=f"alone it takes {kind} of {_enough(region.environment.nbytes, outside)} GiB; or "
             "an environment that needs less",
         )
@@ -209,7 +209,7 @@ def _of_hosts(
             f"nodes without accelerators do not hold environment {region.role}",
             where=f"{where}.memory_gib",
             found=f"{format_bytes(needs)} for each of {region.sharers} regions",
-            expected=f"at most {format_bytes(int(HOST_SHARE * spare))} in all, what plans may fill",
+            expected=f"at most {format_bytes(int(HOST_SHARE * spare))} in all, the usable memory",
             hint="it takes nodes of "
             f"{math.ceil(region.sharers * needs / HOST_SHARE / (1 << 30))} GiB (memory_gib), or an "
             "environment that needs less",
@@ -224,7 +224,7 @@ def _of_hosts(
         )
     host = (made.host or 0) * posed.group.node_size
     return PlanError(
-        f"the hosts do not hold environment {region.role} beside what {task.id} puts there",
+        f"the hosts cannot hold environment {region.role} together with what {task.id} puts there",
         where=f"{where}.memory_gib",
         found=format_bytes(needs),
         expected=f"less than {format_bytes(host)}, what plans may fill of a host",

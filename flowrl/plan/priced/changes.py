@@ -79,7 +79,7 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
             yield f"{engine.node}: {_started(engine, flags.get(engine.node))}"
     sync_s, said_s = new.prediction.sync_s, old.prediction.sync_s
     if sync_s is not None and not _alike(sync_s, said_s):
-        yield f"weights on their way: {_beside(sync_s, said_s)}"
+        yield f"weight sync: {_beside(sync_s, said_s)}"
     yield from step_changes(old, new)
 
 

@@ -85,10 +85,10 @@ def _roles(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     after = {placement.role: placement for placement in new.placements}
     for role in dict.fromkeys((*before, *after)):
         if role not in after:
-            yield f"role {role}: gone"
+            yield f"role {role}: removed"
             continue
         if role not in before:
-            yield f"role {role}: new, on {device_names(after[role].devices)}"
+            yield f"role {role}: added, on {device_names(after[role].devices)}"
             continue
         follows = _follows(role, old, new)
         for field in fields(before[role]):
@@ -126,7 +126,7 @@ def _order(step: ScheduleStep | None, digits: int = 1) -> str:
     nested = [
         f"[{text}]" if part.parts else text for text, part in zip(parts, step.parts, strict=True)
     ]
-    joint = {"temporal": ", then ", "spatial": " beside ", "asynchronous": " a step ahead of "}
+    joint = {"temporal": ", then ", "spatial": " alongside ", "asynchronous": " a step ahead of "}
     text = joint.get(step.kind, f" {step.kind} ").join(nested)
     if step.kind == "spatial":
         text += f" in {step.chunks} chunks" if step.chunks > 1 else " in one piece"
@@ -144,9 +144,9 @@ def _operations(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     after = {operation.node: operation for operation in new.operations}
     for node in dict.fromkeys((*before, *after)):
         if node not in after:
-            yield f"{node}: gone"
+            yield f"{node}: removed"
         elif node not in before:
-            yield f"{node}: new"
+            yield f"{node}: added"
         else:
             one, other = (_seen(each[node], plan) for each, plan in ((before, old), (after, new)))
             yield from operation_words(one, other, old, new)
@@ -239,8 +239,8 @@ def _channels(plan: PlacementPlan) -> _Rows:
     found: _Rows = {}
     for one in plan.channels:
         name = f"{one.source} to {one.destination}"
-        room = f"{one.capacity:,} samples" if one.capacity else "a batch"
-        words = (str(one.transport), f"holds {room}", f"of {' '.join(one.fields) or 'nothing'}")
+        capacity = f"{one.capacity:,} samples" if one.capacity else "a batch"
+        words = (str(one.transport), f"holds {capacity}", f"of {' '.join(one.fields) or 'nothing'}")
         found[name] = (*found.get(name, ()), *words)
     return found
 

@@ -1,4 +1,4 @@
-"""What one plan predicts otherwise than another."""
+"""The predictions in which two plans differ."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     yield from _seconds("step", one.step_s, other.step_s)
     yield from _times(old, new)
     yield from _bars(old, new)
-    yield from changed("waits most for", one.bottleneck or "-", other.bottleneck or "-")
+    yield from changed("bottleneck", one.bottleneck or "-", other.bottleneck or "-")
     shares = one.idle_share, other.idle_share
     yield from changed("idle device time", *shares, _share, _share)
-    yield from _seconds("new weights on their way", one.sync_s, other.sync_s)
-    yield from _seconds("a sample takes of a device", one.device_s, other.device_s)
+    yield from _seconds("weight sync", one.sync_s, other.sync_s)
+    yield from _seconds("device-seconds per sample", one.device_s, other.device_s)
     rates = one.tokens_per_device_s, other.tokens_per_device_s
-    yield from changed("tokens a second for each device", *rates, _tokens, _tokens)
+    yield from changed("tokens/s per device", *rates, _tokens, _tokens)
     if _peak(old) != _peak(new):
         yield f"fullest device: {' -> '.join(bytes_pair(_peak(old), _peak(new)))}"
     yield from _memory(old, new)

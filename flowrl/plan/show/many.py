@@ -21,6 +21,8 @@ from flowrl.plan.schema import (
 from flowrl.wording import HOURS, hours_text, percent
 
 __all__ = [
+    "device_seconds",
+    "device_seconds_apart",
     "many_lists",
     "many_tables",
     "memory_note",
@@ -35,10 +37,10 @@ __all__ = [
 Rows = tuple[tuple[str, ...], ...]
 
 SHORT_S = 10.0
-"""Of a step: times of a shorter one are told in milliseconds."""
+"""The times of a step shorter than this many seconds have milliseconds."""
 
 NOT_HERE = "cannot run here: "
-"""How notes begin that are told first."""
+"""The beginning of notes that are shown before everything else."""
 
 _IMPOSSIBLE = "="
 """In the name of a rejected size (`tp=8`), which only `--explain` lists."""
@@ -66,8 +68,8 @@ def many_lists(plan: PlacementPlan) -> list[tuple[str, list[str]]]:
 
 def schedule_lines(schedule: ScheduleStep, kind: str) -> list[str]:
     """The schedule as a tree; above it its kind, where no step of the tree is named by it."""
-    mixed = [] if kind != "hybrid" else ["hybrid: some take turns, some work at once"]
-    return [*mixed, *schedule.draw()]
+    mixed = ["hybrid: some operations take turns, others run at the same time"]
+    return [*(mixed if kind == "hybrid" else ()), *schedule.draw()]
 
 
 def plain_reasons(plan: PlacementPlan, *, explain: bool) -> tuple[Reason, ...]:
@@ -105,23 +107,19 @@ def _summary(plan: PlacementPlan) -> list[str]:
     lines = [
         f"{seconds_text(prediction.step_s)}, predicted from {' and '.join(sources)} costs"
         f"{granted}; "
-        f"it waits most for {prediction.bottleneck}"
+        f"bottleneck: {prediction.bottleneck}"
     ]
     if prediction.idle_share is not None:
         idle = f"{percent(prediction.idle_share, 1)} of device time is idle"
         used, known = _accelerators(plan)
         lines.append(idle if used == known else f"{idle}, of the {used} of {known} that are used")
     if prediction.sync_s:
-        lines.append(
-            f"{seconds_text(prediction.sync_s)} of the step are for new weights on their way"
-        )
+        lines.append(f"{seconds_text(prediction.sync_s)} of the step is weight sync")
     if prediction.device_s is not None:
-        lines.append(f"{seconds_text(prediction.device_s)} of a device for a sample")
+        lines.append(device_seconds(prediction.device_s))
     if prediction.tokens_per_device_s is not None:
         tokens = _rate(prediction.tokens_per_device_s)
-        lines.append(
-            f"{tokens} tokens a second for each device, prompts and responses of all samples"
-        )
+        lines.append(f"{tokens} tokens/s per device, prompts and responses of all samples")
     return lines
 
 
@@ -165,7 +163,7 @@ def _details(operation: Operation) -> str:
 
 def _times(plan: PlacementPlan) -> Rows:
     sources = {one.node: one for one in plan.prediction.confidence}
-    rows = [("operation", "begins", "ends", "works", "source", "most of it")]
+    rows = [("operation", "begins", "ends", "busy", "source", "largest parts")]
     digits = 1 if (plan.prediction.step_s or 0.0) >= SHORT_S else 3
     for span in sorted(plan.prediction.timeline or (), key=lambda span: span.begin_s):
         one = sources.get(span.node)
@@ -260,6 +258,30 @@ def seconds_apart(one: float, other: float) -> tuple[str, str]:
         texts = f"{one:,.{digits}f} s", f"{other:,.{digits}f} s"
         digits += 1
     return texts
+
+
+def device_seconds(seconds: float) -> str:
+    """`1.5 device-seconds per sample`."""
+    return f"{_device_seconds(seconds, 2)} device-seconds per sample"
+
+
+def device_seconds_apart(one: float, other: float) -> tuple[str, str]:
+    """Returns both numbers of device-seconds, in as many digits as differ.
+
+    >>> device_seconds_apart(1.234, 1.23), device_seconds_apart(0.5, 120.0)
+    (('1.234', '1.23'), ('0.5', '120'))
+    """
+    digits = 2
+    while (texts := (_device_seconds(one, digits), _device_seconds(other, digits)))[0] == texts[1]:
+        if one == other or digits > 9:
+            break
+        digits += 1
+    return texts
+
+
+def _device_seconds(seconds: float, digits: int) -> str:
+    whole = len(f"{seconds:.0f}") if seconds >= 1 else 0
+    return f"{seconds:,.{max(0, digits - whole)}f}" if whole else f"{seconds:.{digits}g}"
 
 
 def memory_note(num_devices: int) -> str:

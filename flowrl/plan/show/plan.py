@@ -99,7 +99,7 @@ def plan_renderable(plan: PlacementPlan, *, explain: bool = False) -> Group:
 
 
 def not_here(plan: PlacementPlan) -> list[str]:
-    """The notes that say what of a plan no backend here can run; they stand above all else."""
+    """Returns the notes that say what no backend here can run; they are shown first."""
     return [note for note in plan.notes if note.startswith(NOT_HERE)]
 
 
@@ -110,9 +110,8 @@ def step_sentences(plan: PlacementPlan) -> tuple[str, ...]:
     for operation in plan.operations:
         for switch in plan.residency:
             if switch.before == operation.node:
-                verb = "gives its" if switch.action == "release" else "takes its"
-                back = "back" if switch.action == "release" else "again"
-                sentences.append(f"{switch.role} {verb} {switch.what} {back} on {switch.device}")
+                verb = "offloads" if switch.action == "release" else "reloads"
+                sentences.append(f"{switch.role} {verb} its {switch.what} on {switch.device}")
         sentences.append(_sentence(operation, plan))
         sentences += [
             f"{route.source} publishes its new weights to {route.node}"
@@ -247,7 +246,7 @@ def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:
     free, rest = " free", ""
     if _is_filled_partly(device):
         whole = 100 * device.budget_bytes / device.memory_bytes
-        free, rest = "", f" (plans fill {whole:.0f} % of {format_bytes(device.memory_bytes)})"
+        free, rest = "", f" (usable: {whole:.0f} % of {format_bytes(device.memory_bytes)})"
     return (
         f"memory of {device.address}{memory_note(peak.num_devices if peak else 1)} "
         f"({device.name}{_stages(device.address, plan)}): peak {format_bytes(total)} of "
@@ -295,7 +294,7 @@ def _memory_rows(
     rows.append(("total", *(format_bytes(total) for total in totals)))
     if device.budget_bytes:
         shares = (f"{100 * total / device.budget_bytes:.1f} %" for total in totals)
-        of = "of what plans fill" if _is_filled_partly(device) else "of what is free"
+        of = "of usable memory" if _is_filled_partly(device) else "of free memory"
         rows.append((of, *shares))
     return tuple(rows)
 
@@ -311,17 +310,17 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
     who = operation.role or operation.node
     match operation.op:
         case "source" if samples > prompts:
-            return f"{who} are drawn: {prompts:,}, {samples:,} samples"
+            return f"{who} are read: {prompts:,}, {samples:,} samples"
         case "source":
-            return f"{who} are drawn: {prompts:,}"
+            return f"{who} are read: {prompts:,}"
         case "interact":
             return (
-                f"{who} plays {prompts:,} prompts x {samples // prompts:,} episodes "
+                f"{who} runs {prompts:,} prompts x {samples // prompts:,} episodes "
                 f"of at most {operation.max_turns} turns{where}"
             )
         case "generate" if operation.region is not None:
             return (
-                f"{who} takes its turns in {operation.chunk:,} slots, "
+                f"{who} generates its turns in {operation.chunk:,} slots, "
                 f"at most {operation.max_tokens:,} tokens an episode{where}"
             )
         case "generate":
@@ -341,9 +340,9 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
         case "logprobs" | "values":
             return f"{who} computes {operation.op} of {samples:,} samples{where}"
         case "filter" if operation.start is StartUnit.GROUP:
-            return f"{operation.node} looks at each group as it is complete"
+            return f"{operation.node} checks each group as soon as it is complete"
         case "filter" | "select":
-            return f"{operation.node} looks at the groups of the batch"
+            return f"{operation.node} checks the groups of the batch"
         case "map" if operation.start is StartUnit.SAMPLE:
             return f"{operation.node} is computed for each sample as it is scored"
         case "advantage" | "map":

@@ -218,7 +218,7 @@ def _check_regions(graph: Graph) -> None:
         players = [node for node in graph.of_op(Op.GENERATE) if node.region == episode.region]
         if len(players) > 1:
             raise PlanError(
-                f"{episode.id} has {len(players)} policies that take turns, and an episode has one",
+                f"{episode.id} has {len(players)} policies that take turns, and plans support one",
                 where=str(episode.source or episode.id),
                 found=", ".join(player.id for player in players),
                 hint="let the environment call the other one, with what it takes in "
@@ -351,7 +351,7 @@ def _episodes(most_turns: int, most_said: int, request: PlanRequest) -> Episodes
             where="plan.mean_response_tokens",
             found=f"{options.lengths.mean:g} tokens, {turns:g} turns with {said:g} before each",
             expected=f"more than {turns * said:g} tokens",
-            hint="mean_response_tokens counts what is drawn and what is said; set it, or "
+            hint="mean_response_tokens counts generated tokens and observations; set it, or "
             "plan.mean_turns and plan.mean_observation_tokens",
         )
     return Episodes(turns=turns, most_turns=most_turns, said=said)
