@@ -22,7 +22,7 @@ from flowrl.cost.lengths import (
     mean_by_share_cut,
 )
 from flowrl.errors import ConfigError, DataError, combine
-from flowrl.observe.lengths_file import lengths_in
+from flowrl.observe.rows import lengths_in
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS, values_of
 from flowrl.wording import counted, percent

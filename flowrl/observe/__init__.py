@@ -1,1 +1,1 @@
-"""What a run shows and leaves behind: rows, the run folder, the terminal display."""
+"""The output of a run: rows of its logs, its folder, and the display on a terminal."""

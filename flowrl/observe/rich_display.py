@@ -1,6 +1,6 @@
 """The live panel of a run on a terminal.
 
-Steps only store what they are given; a thread draws at most `_REFRESH_PER_SECOND` times a second,
+Steps only store their arguments; a thread redraws at most `_REFRESH_PER_SECOND` times a second,
 so that the display costs the same however fast steps are.
 """
 
@@ -19,8 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flowrl.observe.display import (
-    RunInfo,
+from flowrl.observe.rows import RunInfo, SampleRow, StepMetrics, Summary
+from flowrl.observe.run_text import (
     format_seconds,
     logged_numbers,
     one_line,
@@ -31,7 +31,6 @@ from flowrl.observe.display import (
     token_rates,
     visible,
 )
-from flowrl.observe.rows import SampleRow, StepMetrics, Summary
 from flowrl.wording import percent
 
 __all__ = ["RichDisplay", "sparkline"]
@@ -39,15 +38,15 @@ __all__ = ["RichDisplay", "sparkline"]
 _REFRESH_PER_SECOND = 2
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 512
-"""Steps of the curve."""
+"""The most steps that the curve shows."""
 _NUM_SAMPLES = 3
-"""Samples that are shown at once."""
+"""The number of samples that are shown at once."""
 _SAMPLES_S = 4.0
-"""Seconds that they stay, so that they can be read."""
+"""Seconds for which samples stay, so that they can be read."""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` bars: the last of a curve, or means of equal spans where it is longer.
+    """Returns at most `width` bars; each is the mean of an equal span where there are more values.
 
     >>> sparkline([0.0, 0.5, 1.0], 10)
     '▁▅█'
@@ -68,7 +67,7 @@ class RichDisplay:
 
     Args:
         stream: The terminal.
-        clock: Seconds that only grow.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = monotonic) -> None:
@@ -152,7 +151,7 @@ class RichDisplay:
         return Text("  ".join(parts), style="dim")
 
     def render(self) -> RenderableType:
-        """The panel as of now; called in the drawing thread, reads what the steps stored."""
+        """Returns the panel for what the steps have stored; the refreshing thread calls this."""
         info, last = self._info, self._last
         width = max(40, self.console.width) - 4
         parts: list[RenderableType] = [self._progress(last)]

@@ -1,7 +1,7 @@
 """The rows of a run's logs, and the summary that it ends with.
 
 Steps are counted from 1: row `step=s` describes the s-th step, and a checkpoint at step s holds the
-state after it. Step 0 stands for the time before the first.
+state after it. Step 0 is the time before the first.
 
 A float that is None does not apply (a supervised stage has no reward); one that is NaN was computed
 and is not a number, and stays visible as `"NaN"`.
@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Self
+
+from flowrl.errors import DataError
+from flowrl.files import read_json_lines
 
 __all__ = [
     "OVERLAPPING",
@@ -19,8 +23,10 @@ __all__ = [
     "SampleRow",
     "StepMetrics",
     "Summary",
+    "lengths_in",
     "overlapping_work",
 ]
+
 
 OVERLAPPING = ("generate", "offer", "drive", "answer")
 """Kinds of work of a rollout, which overlap with the trainer's in steps with a `wait`."""
@@ -46,6 +52,15 @@ def _numbers(value: object) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """The name, the folder and the stages of a run."""
+
+    name: str
+    folder: Path
+    stages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """One step of a stage: a row of metrics.jsonl.
 
@@ -61,13 +76,13 @@ class StepMetrics:
         dropped_samples: Samples that ended as dropped.
         skipped_updates: Optimizer updates not made because the gradient was not finite.
         seconds: Wall time by kind of work: `generate`, `score`, `logprobs`, `update`, `sync` ...,
-            which are parts of `wall_s`. A step that waits for a batch which is drawn all the time
-            has `wait`; its `generate` (of all engines together), `offer`, `drive` and `answer` are
-            done beside it, by other processes and a thread, since the batch before was delivered.
-        wall_s: Of the whole step.
+            which are parts of `wall_s`. A step that waits for a batch of engines that generate all
+            the time has `wait`; its `generate` (of all engines together), `offer`, `drive` and
+            `answer` overlap with it, in other processes and a thread, since the previous batch.
+        wall_s: Seconds of the whole step.
         extra: Further numbers of losses and rewards, by name. `staleness/max` and `staleness/mean`
-            are of the samples that reached an update: publications since the oldest weights that
-            drew one of their tokens. `terms/NAME/mean`, `terms/NAME/std` and `terms/NAME/failures`
+            are those of the samples that reached an update: versions since the oldest weights that
+            generated one of their tokens. `terms/NAME/mean`, `/std` and `/failures`
             are of each reward term, before its weight: mean and standard deviation over all
             samples that were scored, filtered ones too, and samples that were dropped because the
             term raised, hung or gave no number. `failed_rewards` counts these of all terms.
@@ -99,20 +114,20 @@ class StepMetrics:
     extra: Mapping[str, float] = field(default_factory=dict)
 
     def tokens_per_second(self, kind: str) -> float | None:
-        """Response tokens of the step over the seconds of a kind of work."""
+        """Returns the response tokens of the step over the seconds of a kind of work."""
         spent = self.seconds.get(kind, 0.0)
         return self.num_tokens / spent if spent > 0 and self.num_tokens else None
 
     def to_json(self) -> dict[str, object]:
-        """The row as it is written, in the order of definition."""
+        """Returns the row as it is written, in the order of definition."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, object]) -> Self:
-        """The row that `to_json` wrote.
+        """Returns the row that `to_json` wrote.
 
         Raises:
-            TypeError, ValueError: not such a row.
+            TypeError, ValueError: The value is not such a row.
         """
         known = {item.name for item in fields(cls)}
         values: dict[str, object] = {}
@@ -150,12 +165,12 @@ class EvaluationRow:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, object]:
-        """The row as it is written, in the order of definition."""
+        """Returns the row as it is written, in the order of definition."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, object]) -> Self:
-        """The row that `to_json` wrote."""
+        """Returns the row that `to_json` wrote."""
         values = {**row, "metrics": _numbers(row["metrics"])}
         return cls(**values)  # type: ignore[arg-type]
 
@@ -165,14 +180,14 @@ class SampleRow:
     """One sample and the one end it had: a row of samples.jsonl.
 
     Attributes:
-        step: The step that consumed it, or in which it ended otherwise.
-        rollout: The node of the graph that drew it; ids of samples are unique within one.
+        step: The step that consumed it, or in which it was filtered or dropped.
+        rollout: The node of the graph that generated it; ids of samples are unique within one.
         score: None where it was never scored.
         terms: The value of each term, before its weight.
-        num_tokens: Response tokens that the policy drew.
+        num_tokens: Response tokens that the policy generated.
         finish: How the response ended: `stop`, `length`, `abort`; empty where it never did.
-        versions: `((version, num_tokens), ...)`, the weights that drew the sample's tokens, in
-            order; an environment's words are not counted, so the counts add up to `num_tokens`.
+        versions: `((version, num_tokens), ...)`, the weights that generated the sample's tokens,
+            in order; observations are not counted, so the counts add up to `num_tokens`.
         end: `consumed`, `filtered` or `dropped`.
         reason: Why it was filtered or dropped; empty where it was consumed.
     """
@@ -193,7 +208,7 @@ class SampleRow:
     reason: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """The row as it is written; spelled out because hundreds are written every step."""
+        """Returns the row as it is written; spelled out because hundreds are written every step."""
         return {
             "stage": self.stage,
             "step": self.step,
@@ -213,7 +228,7 @@ class SampleRow:
 
     @classmethod
     def from_json(cls, row: Mapping[str, object]) -> Self:
-        """The row that `to_json` wrote."""
+        """Returns the row that `to_json` wrote."""
         versions = row["versions"]
         if not isinstance(versions, list):
             raise TypeError(f"{versions!r} is no list of versions")
@@ -228,22 +243,21 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run ends with: summary.json and the last lines on the terminal.
+    """The end of a run: summary.json and the last lines on the terminal.
 
     Attributes:
         metric: The held-out metric of the last line.
-        temperature: It was measured at; 0 is greedy.
+        temperature: The sampling temperature of the measurement; 0 is greedy.
         before: The metric before the last stage; None where it was not measured.
         after: The metric at the end; None where it was not measured.
-        num_held_out: Prompts it was measured on.
-        wall_s: Of the whole run, over all its resumptions.
-        seconds: By stage, then by kind of work.
-        steps: By stage.
-        samples: Counted by the end they had.
+        num_held_out: Prompts of the measurement.
+        wall_s: Seconds of the whole run, over all its resumptions.
+        seconds: Wall time by stage, then by kind of work.
+        steps: The number of steps by stage.
+        samples: The number of samples by the end that they had.
         num_tokens: Response tokens that the samples are made of.
-        num_example_tokens: Response tokens of examples, which stages that draw nothing learned
-            from.
-        libraries: Versions by distribution.
+        num_example_tokens: Response tokens of the examples of stages without a rollout.
+        libraries: Versions of installed libraries by distribution.
     """
 
     name: str
@@ -275,11 +289,39 @@ class Summary:
         return f"held-out {how} {self.metric}: before {before} after {after}"
 
     def to_json(self) -> dict[str, object]:
-        """As it is written to summary.json."""
+        """Returns the contents of summary.json."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
-        """What `to_json` wrote."""
+        """Returns the summary that `to_json` wrote."""
         values = {**value, "before": _number(value["before"]), "after": _number(value["after"])}
         return cls(**values)  # type: ignore[arg-type]
+
+
+def lengths_in(path: Path, text: str) -> list[int]:
+    """Returns the lengths in a file, in tokens: a number a line, or rows such as samples.jsonl's.
+
+    Args:
+        path: The file.
+        text: Its contents.
+
+    Raises:
+        DataError: A row has no `num_tokens`; the error names its line.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if all(line.isdecimal() for line in lines):
+        return [int(line) for line in lines]
+    found = []
+    for number, row in enumerate(read_json_lines(path), start=1):
+        tokens = row.get("num_tokens")
+        if not isinstance(tokens, int) or tokens < 0:
+            raise DataError(
+                "this row has no length",
+                where=f"{path}:{number}",
+                found=repr(tokens),
+                expected="num_tokens, a whole number",
+                hint="fix or remove the line; samples.jsonl of a run is such a file",
+            )
+        found.append(tokens)
+    return found

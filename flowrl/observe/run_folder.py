@@ -1,21 +1,21 @@
-"""The folder of a run: everything that it was given, did and made.
+"""The folder of a run: its inputs, its logs and its results.
 
     config.yaml             the resolved config
-    inputs.json             what the user's files were (flowrl.runtime.checkpoint.run_files)
-    graph.STAGE.txt, .json  what happens
-    plan.STAGE.json, .yaml  how it happens
+    inputs.json             fingerprints of the user's files (flowrl.runtime.checkpoint.run_files)
+    graph.STAGE.txt, .json  the graph of a stage
+    plan.STAGE.json, .yaml  the plan of a stage
     metrics.jsonl           a row a step
     evaluations.jsonl       a row a measurement on held-out data
     samples.jsonl           a row a sample, with the end it had
     checkpoints/            see flowrl.runtime.checkpoint.files
     model/                  the exported model, a Hugging Face folder
     trained/ROLE/           the same of other roles that the run updated
-    models/ROLE/            what a new model was made from: config and tokenizer
-    copies/                 what copies of roles began a stage with
+    models/ROLE/            config and tokenizer of a new model
+    copies/                 the weights with which copies of roles began a stage
     summary.json            written last: a run without it did not end
-    lock                    who writes here
+    lock                    held by the process that writes here
 
-One process writes at a time, held to it by a lock that the system frees when the process dies. A
+One process writes at a time; its lock is freed by the system when the process dies. A
 resumed run first cuts its logs back to the checkpoint, so that they end up equal, but for the
 measured times, to those of a run that never stopped.
 """
@@ -28,6 +28,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flowrl.config.nearest import listing, nearest
@@ -45,7 +46,11 @@ from flowrl.files import (
 )
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 
-__all__ = ["RunFolder"]
+__all__ = [
+    "RunFolder",
+    "installed_versions",
+]
+
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +80,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunFolder:
-        """A new folder `parent/name`, or `name-2`, `name-3` ... where that exists; held.
+        """Makes and holds a folder `parent/name`, or `name-2`, `name-3` ... where that exists.
 
         Raises:
             ConfigError: `name` is no folder name, or the folder cannot be made.
@@ -99,7 +104,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run, for reading; another process may be writing it.
+        """Opens an existing run for reading; another process may be writing it.
 
         Raises:
             CheckpointError: no run is there.
@@ -117,7 +122,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path) -> RunFolder:
-        """An existing run, held for writing, cleared of what a killed writer left half done.
+        """Opens an existing run for writing and removes what a killed writer left half done.
 
         Raises:
             CheckpointError: no run is there.
@@ -152,7 +157,7 @@ class RunFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Syncs and closes the logs and lets go of the folder; idempotent."""
+        """Syncs and closes the logs and releases the folder; idempotent."""
         with ExitStack() as stack:  # whatever cannot be synced, the rest is closed
             if self._lock is not None:
                 stack.callback(os.close, self._lock)  # frees the lock
@@ -173,12 +178,12 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def model(self) -> Path:
-        """Where the exported model is."""
+        """The folder of the exported model."""
         return self.path / "model"
 
     def _held(self) -> None:
@@ -225,7 +230,7 @@ class RunFolder:
         self._log("samples.jsonl").append([row.to_json() for row in rows])
 
     def sync(self) -> None:
-        """Forces the logs to the disk; call it before a checkpoint is made."""
+        """Syncs the logs to the disk; call it before a checkpoint is made."""
         for log in self._logs.values():
             log.sync()
 
@@ -235,7 +240,7 @@ class RunFolder:
         write_json_atomic(self.path / "summary.json", summary.to_json())
 
     def read_summary(self) -> Summary | None:
-        """The summary; None while the run has not ended.
+        """Returns the summary; None while the run has not ended.
 
         Raises:
             CheckpointError: summary.json is no summary.
@@ -251,26 +256,26 @@ class RunFolder:
             ) from error
 
     def export_model(self, write: Callable[[Path], None]) -> Path:
-        """Has `write` fill a new folder, then puts it in the place of `model/`; returns that."""
+        """Calls `write` on a new folder, replaces `model/` by it and returns `model/`."""
         self._held()
         with folder_atomically(self.model) as folder:
             write(folder)
         return self.model
 
     def steps(self) -> Iterator[StepMetrics]:
-        """The rows of metrics.jsonl."""
+        """Yields the rows of metrics.jsonl."""
         return map(StepMetrics.from_json, read_json_lines(self.path / "metrics.jsonl"))
 
     def evaluations(self) -> Iterator[EvaluationRow]:
-        """The rows of evaluations.jsonl."""
+        """Yields the rows of evaluations.jsonl."""
         return map(EvaluationRow.from_json, read_json_lines(self.path / "evaluations.jsonl"))
 
     def samples(self) -> Iterator[SampleRow]:
-        """The rows of samples.jsonl."""
+        """Yields the rows of samples.jsonl."""
         return map(SampleRow.from_json, read_json_lines(self.path / "samples.jsonl"))
 
     def samples_of(self, group: str, member: str | None = None) -> Iterator[SampleRow]:
-        """The rows of samples.jsonl of one group, or of one member of it; no others are parsed."""
+        """Yields the rows of a group, or of one member, of samples.jsonl; no others are parsed."""
         text = f'"{group}/' if member is None else f'"{group}/{member}"'
         for row in map(SampleRow.from_json, find_json_lines(self.path / "samples.jsonl", text)):
             of, _, name = row.sample.rpartition("/")
@@ -278,7 +283,7 @@ class RunFolder:
                 yield row
 
     def groups(self) -> set[str]:
-        """The groups with a row in samples.jsonl."""
+        """Returns the groups with a row in samples.jsonl."""
         return find_in_lines(self.path / "samples.jsonl", rb'"sample": ?"(\d+/\d+)/\d+"')
 
     def truncate_after(self, stages: Sequence[str], stage: str, step: int) -> int:
@@ -287,10 +292,11 @@ class RunFolder:
         Args:
             stages: All stages, in the order they run.
             stage: The checkpoint's stage.
-            step: Steps of it that the checkpoint holds.
+            step: Steps of that stage that the checkpoint holds.
 
         Returns:
-            Rows removed. Each log is replaced atomically; cutting again changes nothing.
+            The number of rows removed. Each log is replaced atomically; a second cut changes
+            nothing.
         """
         self._held()
         order = {name: index for index, name in enumerate(stages)}
@@ -340,7 +346,7 @@ def _short(path: Path) -> str:
 
 
 def _nearest_run(path: Path) -> str:
-    """What to name in the place of a folder that is no run: one inside it, or beside it."""
+    """Returns a hint for a folder that is no run: a run inside it, or next to it."""
     for folder, name in ((path, ""), (path.parent, path.name)):
         runs = _runs_in(folder)
         match = nearest(name, [run.name for run in runs])
@@ -356,3 +362,14 @@ def _runs_in(folder: Path) -> list[Path]:
         return sorted(one for one in folder.iterdir() if (one / _CONFIG).is_file())
     except OSError:
         return []
+
+
+def installed_versions(names: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of those of `names` that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

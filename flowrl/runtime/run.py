@@ -35,8 +35,8 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, RewardError
 from flowrl.graph import Op, format_graph, graph_to_json
-from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display
-from flowrl.observe.rows import Summary
+from flowrl.observe.display import Display, PlainDisplay, TimeToGo, open_display
+from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program.source import breakpoints_left_out
 from flowrl.runtime.checkpoint.files import (

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.errors import ConfigError, DataError
-from flowrl.observe.lengths_file import lengths_in
+from flowrl.observe.rows import lengths_in
 
 __all__ = ["Constant", "Lengths", "Listed", "Lognormal", "parse_lengths", "read_lengths"]
 

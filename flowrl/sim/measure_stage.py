@@ -35,7 +35,7 @@ from flowrl.cost.demand import phase_of
 from flowrl.data import PromptSet, Tokenizer, encode_prompts, load_rows, prepare_model_folder
 from flowrl.graph import Node, Op
 from flowrl.ids import RoleName, SampleId
-from flowrl.observe.libraries import installed_versions
+from flowrl.observe.run_folder import installed_versions
 from flowrl.plan.schema import Placement
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.measure import EngineQuestion, Timer, measure_engine, repeated, timed

@@ -9,21 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flowrl.observe.display import (
-    PlainDisplay,
-    RunInfo,
-    SilentDisplay,
-    TimeToGo,
+from flowrl.observe.display import PlainDisplay, SilentDisplay, TimeToGo, open_display
+from flowrl.observe.rich_display import RichDisplay, sparkline
+from flowrl.observe.rows import RunInfo, SampleRow, StepMetrics, Summary
+from flowrl.observe.run_text import (
     format_rate,
     format_seconds,
     one_line,
-    open_display,
     pick_samples,
     step_line,
     summary_lines,
 )
-from flowrl.observe.rich_display import RichDisplay, sparkline
-from flowrl.observe.rows import SampleRow, StepMetrics, Summary
 
 INFO = RunInfo(name="quickstart", folder=Path("runs/quickstart"), stages=("sft", "grpo"))
 STEP = StepMetrics(

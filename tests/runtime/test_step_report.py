@@ -6,7 +6,7 @@ from pathlib import Path
 
 import flowrl as fl
 from flowrl.ids import RoleName
-from flowrl.observe.display import step_line
+from flowrl.observe.run_text import step_line
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout

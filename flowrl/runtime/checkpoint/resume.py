@@ -21,8 +21,8 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, ConfigError
 from flowrl.graph import Graph, format_graph, graph_to_json, parse
-from flowrl.observe.display import Display, RunInfo, open_display
-from flowrl.observe.rows import Summary
+from flowrl.observe.display import Display, open_display
+from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint.files import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.checkpoint.run_files import InputFiles

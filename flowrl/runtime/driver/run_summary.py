@@ -10,9 +10,8 @@ import numpy as np
 
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, RewardError
-from flowrl.observe.libraries import installed_versions
 from flowrl.observe.rows import EvaluationRow, Summary
-from flowrl.observe.run_folder import RunFolder
+from flowrl.observe.run_folder import RunFolder, installed_versions
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.step_report import StepResult
 from flowrl.specs import FinishReason
