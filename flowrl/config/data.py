@@ -92,7 +92,7 @@ class DifficultyConfig(Section):
 class CurriculumConfig(Section):
     """Prefers prompts by their solve rate, as the run estimates it.
 
-    `flowrl.data.curriculum` explains the schemes, with their papers, and what an epoch is with
+    `flowrl.data.row_order` explains the schemes, with their papers, and what an epoch is with
     them. A curriculum applies to stages that generate; others have no scores.
 
     Attributes:

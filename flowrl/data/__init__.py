@@ -18,10 +18,9 @@ from flowrl.data.cursor import (
     fingerprint,
 )
 from flowrl.data.mixture import PromptMixture, source_field
-from flowrl.data.model_folder import check_model_folder, prepare_model_folder
+from flowrl.data.model_folder import EOS, build_tokenizer, check_model_folder, prepare_model_folder
 from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split, load_rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
-from flowrl.data.vocabulary import EOS, build_tokenizer
 
 __all__ = [
     "EOS",

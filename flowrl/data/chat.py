@@ -4,7 +4,7 @@ The templates are Jinja programs of unknown origin, so they run in Jinja's immut
 the same filters and globals as `transformers.utils.chat_template_utils`
 (`apply_chat_template(..., add_generation_prompt=True)` is the reference; a test compares the two).
 
-In one thing they differ: `strftime_now` is not the day of the run but a fixed one. Llama 3.1's
+The only difference is that `strftime_now` is not the day of the run but a fixed one. Llama 3.1's
 template and others print the date, and prompts that change overnight would be other data: a run
 could not be repeated, nor resumed on the next day.
 """
@@ -29,7 +29,7 @@ from flowrl.errors import DataError
 __all__ = ["ChatTemplate"]
 
 _DAY = datetime(2024, 7, 26)
-"""What Llama 3.1's own template prints where it is not told the day."""
+"""The date that Llama 3.1's own template prints where none is given."""
 
 
 class ChatTemplate:
@@ -50,7 +50,7 @@ class ChatTemplate:
             raise self._error(f"{type(reason).__name__}: {reason}") from reason
 
     def render(self, prompt: str) -> str:
-        """The text of a conversation with one user turn, up to where the model's turn begins.
+        """Returns the text of a conversation with one user turn, up to the model's turn.
 
         Raises:
             DataError: The template refuses the conversation or fails, or leaves the prompt out.

@@ -1,8 +1,8 @@
-"""Prompts as tokens, and the cursor that hands them out epoch after epoch.
+"""Prompts as tokens, and the cursor that returns them epoch after epoch.
 
 The order of an epoch depends on the run's seed and the epoch's number alone, so a cursor is two
-numbers, and a resumed run goes on with the very next prompt. With a curriculum
-(`flowrl.data.curriculum`) it is also what the run has seen of each prompt.
+numbers, and a resumed run goes on with the next prompt. With a curriculum (`flowrl.data.row_order`)
+its state also has an estimate for each prompt.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from hashlib import blake2b
 
 from flowrl.backend.batch import Ints
 from flowrl.config.data import CurriculumConfig
-from flowrl.data.curriculum import Curriculum
-from flowrl.data.order import permutation
+from flowrl.data.row_order import Curriculum, permutation
 from flowrl.data.rows import BadRows, Row, RowNeeds, Rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
 from flowrl.errors import CheckpointError, DataError
@@ -46,14 +45,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptItem:
-    """A prompt in an epoch: what a group answers.
+    """A prompt in an epoch, which a group answers.
 
     Attributes:
-        epoch: Counted from 0; with a curriculum, how often the prompt was handed out before.
+        epoch: Counted from 0; with a curriculum, how often the prompt was taken before.
         index: The row's place in its source.
         group: `epoch/index`.
         prompt_ids: int64 `[P]`.
-        source: The source that it was taken from by its share; empty where there are none.
+        source: The source of the mixture that it was taken from; empty without a mixture.
     """
 
     epoch: int
@@ -65,13 +64,13 @@ class PromptItem:
 
     @property
     def prompt(self) -> str:
-        """The prompt's text, without the chat template."""
+        """Returns the prompt's text, without the chat template."""
         return self.row.prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLong:
-    """A prompt that was left out: where it is and its tokens."""
+    """A prompt that was left out, with its place and its number of tokens."""
 
     where: str
     num_tokens: int
@@ -79,7 +78,7 @@ class TooLong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
-    """The prompts of a source that fit, and those that do not.
+    """The prompts of a source: those that fit, and those that are too long.
 
     Attributes:
         too_long: Prompts over `data.max_prompt_tokens`; left out, never cut.
@@ -93,7 +92,7 @@ class PromptSet:
         return len(self.prompts)
 
     def items(self, epoch: int = 0) -> list[PromptItem]:
-        """All prompts in the order of the source, as an evaluation takes them."""
+        """Returns all prompts in the order of the source, as an evaluation takes them."""
         return [_item(epoch, prompt) for prompt in self.prompts]
 
 
@@ -111,7 +110,7 @@ def encode_prompts(
     token in its text, is a bad row: it is left out and added to those of `rows`.
 
     Args:
-        needs: What else of a row the tokenizer must know; by default nothing.
+        needs: The responses of a row that the tokenizer must know; by default none.
 
     Raises:
         DataError: One bad row too many, with its file and line; or no prompt that fits.
@@ -150,13 +149,13 @@ def encode_prompts(
 
 
 class PromptCursor:
-    """Hands out prompts; every epoch is a new permutation of all of them.
+    """Returns prompts; every epoch is a new permutation of all of them.
 
     A batch may cross the border of two epochs, so no prompt is ever skipped. The same prompt may
-    then stand twice in a batch, under two groups.
+    then be twice in a batch, in two groups.
 
-    With a curriculum only a share of the prompts comes in that order; the others are drawn by
-    their estimated solve rates, which `observe` mends.
+    With a curriculum only a share of the prompts comes in that order; the others are sampled
+    by their estimated solve rates, which `observe` updates.
 
     >>> cursor = PromptCursor(prompts, seed=0)      # doctest: +SKIP
     >>> batch = cursor.take(64)                     # doctest: +SKIP
@@ -187,11 +186,11 @@ class PromptCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next prompt that comes in its order."""
+        """The epoch of the next prompt in the order of epochs."""
         return self._epoch
 
     def take(self, num: int) -> list[PromptItem]:
-        """The next `num` prompts."""
+        """Returns the next `num` prompts."""
         if self._curriculum is not None:
             places = self._curriculum.choose(num, lambda: self._following()[1])
             return [_item(self._curriculum.visit(i), self._prompts[i]) for i in places]
@@ -200,10 +199,10 @@ class PromptCursor:
         ]
 
     def observe(self, index: int, mean_score: float) -> None:
-        """Tells how the group of a prompt did; without a curriculum nothing depends on it.
+        """Updates the curriculum by the mean score of a group; without one it does nothing.
 
-        To be called between steps, for each group whose samples were scored, also for those that a
-        filter took out, in an order that a resumed run repeats.
+        It is called between steps for each group whose samples were scored, filtered groups too, in
+        an order that a resumed run repeats.
 
         Args:
             index: `PromptItem.index`, the row's place in its source.
@@ -215,11 +214,11 @@ class PromptCursor:
             self._curriculum.observe(self._places[index], mean_score)
 
     def solve_rate(self, index: int) -> float | None:
-        """The estimate of a row's solve rate; None without a curriculum."""
+        """Returns the estimate of a row's solve rate; None without a curriculum."""
         return None if self._curriculum is None else self._curriculum.rate(self._places[index])
 
     def to_json(self) -> dict[str, object]:
-        """Where the cursor stands, and of what data."""
+        """Returns the position of the cursor and the fingerprint of its data."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._prompts)
         state: dict[str, object] = {
@@ -240,11 +239,11 @@ class PromptCursor:
         prompts: PromptSet,
         curriculum: CurriculumConfig | None = None,
     ) -> PromptCursor:
-        """The cursor that `to_json` described.
+        """Returns the cursor that `to_json` described.
 
         Args:
-            value: Without `fingerprint`, other data is taken as well: where its number of prompts
-                is another, a new epoch begins.
+            value: Without `fingerprint`, other data is accepted too: where its number of prompts
+                differs, a new epoch begins.
 
         Raises:
             CheckpointError: The data is not the same any more, or one of the two cursors has a
@@ -290,7 +289,7 @@ class PromptCursor:
         return cursor
 
     def _following(self) -> tuple[int, int]:
-        """The epoch and the place of the next prompt in the order of epochs."""
+        """Returns the epoch and the place of the next prompt in the order of epochs."""
         found = self._epoch, self._order[self._position]
         self._position += 1
         if self._position == len(self._prompts):
@@ -315,7 +314,7 @@ def _item(epoch: int, prompt: Prompt) -> PromptItem:
 
 
 def fingerprint(prompts: Sequence[Prompt | PromptItem]) -> str:
-    """Of what training and evaluation depend on: places, tokens, answers and responses."""
+    """Returns a hash of the places, tokens, answers and responses of prompts."""
     digest = blake2b(digest_size=8)
     for prompt in prompts:
         row = prompt.row

@@ -1,8 +1,8 @@
-"""A cursor for each source of prompts, and shares by which they take turns.
+"""A mixture of sources: a cursor for each source of prompts, taken by shares.
 
 Prompts of a source come in epochs of their own, so a source with a large share and few rows is seen
-more often. Whose turn it is follows from the numbers that were taken: after m prompts a source with
-the share w of all shares has had m w of them, within one.
+more often. The next source follows from the numbers of prompts taken: of m prompts, a source with
+the share w of all shares has had m w, within one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["PromptMixture", "source_field"]
 
 
 def source_field(name: str) -> Callable[[Row], str]:
-    """What reads a row's source from a field of it.
+    """Returns a function that reads a row's source from one of its fields.
 
     Raises (when called):
-        ConfigError: the row has no such field, or it is no text.
+        ConfigError: The row has no such field, or it is no text.
     """
 
     def source_of(row: Row) -> str:
@@ -43,15 +43,15 @@ def source_field(name: str) -> Callable[[Row], str]:
 
 
 class PromptMixture:
-    """Hands out prompts like a `PromptCursor`; each tells its source.
+    """Returns prompts like a `PromptCursor`, each with its source.
 
     Args:
-        shares: Of every source that rows name, and of no other.
+        shares: The share of every source that rows name.
         source_of: The source of a row.
         where: The config key of the shares.
 
     Raises:
-        ConfigError: shares and rows do not name the same sources.
+        ConfigError: Shares and rows do not name the same sources.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class PromptMixture:
         }
 
     def take(self, num: int) -> list[PromptItem]:
-        """The next `num` prompts, of sources by turns."""
+        """Returns the next `num` prompts, from the sources by their shares."""
         return [self.take_of(self._next(), 1)[0] for _ in range(num)]
 
     def take_of(self, source: str, num: int) -> list[PromptItem]:
-        """The next `num` prompts of one source."""
+        """Returns the next `num` prompts of one source."""
         self._taken[source] += num
         return [replace(item, source=source) for item in self._cursors[source].take(num)]
 
     def _next(self) -> str:
-        """Whose turn it is: the source that would be least ahead of its share after it."""
+        """Returns the next source: the one that would then be least above its share."""
         return min(
             self._shares, key=lambda name: ((self._taken[name] + 1) / self._shares[name], name)
         )
@@ -100,7 +100,7 @@ class PromptMixture:
         return self._cursors[self._sources[index]].solve_rate(index)
 
     def to_json(self) -> dict[str, object]:
-        """Where the cursors stand, and of what data."""
+        """Returns the positions of the cursors and the fingerprint of their data."""
         return {
             "taken": dict(self._taken),
             "sources": {name: cursor.to_json() for name, cursor in self._cursors.items()},
@@ -113,10 +113,10 @@ class PromptMixture:
         source_of: Callable[[Row], str],
         curriculum: CurriculumConfig | None = None,
     ) -> None:
-        """Goes on where `to_json` was called.
+        """Returns the mixture that `to_json` described.
 
         Raises:
-            CheckpointError: it is of other data, or of other sources.
+            CheckpointError: It is from other data, or from other sources.
         """
         written, taken = value.get("sources"), value.get("taken")
         if (
@@ -170,6 +170,6 @@ def _listed(before: str, first: Sequence[str], between: str, second: Sequence[st
 
 
 def _seed(seed: int, source: str) -> int:
-    """Of a source, so that its order does not depend on which others there are."""
+    """Returns the seed of a source, so that its order does not depend on the other sources."""
     digest = blake2b(f"{seed}/{source}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")

@@ -1,7 +1,14 @@
 """Model folders: the check of one that the user brings, and the files of a new model.
 
 A new model's folder has `config.json`, `generation_config.json` and the tokenizer's files, and no
-weights: the backend that opens it draws them from the run's seed.
+weights: the backend that opens it initialises them from the run's seed.
+
+A new tokenizer has one token a character, or is byte-level BPE trained on the data. Its files are
+those of a Hugging Face folder that `AutoTokenizer.from_pretrained` loads. Its vocabulary is filled
+with tokens `<unused0>`, `<unused1>`, ... that decode to their own names. An untrained policy can
+generate any id of its output layer; were there ids without a text, a response that holds one would
+decode to the same text as a right answer and be rewarded for it. For the same reason padding, which
+decodes to nothing, has no token of its own: it is `<eos>`.
 """
 
 from __future__ import annotations
@@ -10,19 +17,32 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flowrl.config.roles import RoleConfig, fresh_config_json, vocabulary_of
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as FastTokenizer
+
+from flowrl.config.roles import (
+    BpeTokenizer,
+    CharTokenizer,
+    RoleConfig,
+    fresh_config_json,
+    vocabulary_of,
+)
 from flowrl.data.rows import Row
-from flowrl.data.vocabulary import build_tokenizer
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import folder_atomically
 
-__all__ = ["check_model_folder", "prepare_model_folder"]
+__all__ = [
+    "EOS",
+    "build_tokenizer",
+    "check_model_folder",
+    "prepare_model_folder",
+]
 
 
 def prepare_model_folder(
     role: RoleConfig, folder: Path, rows: Iterable[Row], *, name: str = "actor"
 ) -> Path:
-    """A folder with `config.json` and tokenizer files for the model of `role`.
+    """Returns a folder with `config.json` and tokenizer files for the model of `role`.
 
     A folder that the user brings is checked and returned as it is. A new model's files are written
     into `folder` in one step; where they are there already, they are kept, so that a resumed run
@@ -66,7 +86,7 @@ def prepare_model_folder(
 
 
 def check_model_folder(folder: Path, *, where: str) -> None:
-    """Whether a Hugging Face model folder can be used, without importing any library.
+    """Checks that a Hugging Face model folder can be used, without importing any library.
 
     Raises:
         ConfigError: It is missing, lacks files, or holds its weights as pickles only.
@@ -115,3 +135,101 @@ def _write_folder(folder: Path, files: Mapping[str, str]) -> None:
         raise DataError(
             "cannot write the model folder", where=str(folder), found=str(reason)
         ) from reason
+
+
+EOS = "<eos>"
+
+# transformers, models/qwen2/tokenization_qwen2.py, PRETOKENIZE_REGEX.
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build_tokenizer(
+    spec: CharTokenizer | BpeTokenizer, rows: Iterable[Row], *, max_length: int
+) -> dict[str, str]:
+    """Returns the files of a new tokenizer, by name.
+
+    Args:
+        rows: The training rows: BPE learns from their prompts and responses.
+        max_length: Tokens that the model can take.
+    """
+    fast = _train_bpe(spec, rows) if isinstance(spec, BpeTokenizer) else _characters(spec)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "pad_token": EOS,
+        # Unused, but some tokenizer classes add a token of their own where none is named.
+        "unk_token": EOS,
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        "tokenizer.json": fast.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+    }
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    texts = (row.prompt, row.solution)
+    return texts if row.rejected is None else (*texts, row.rejected)
+
+
+def _characters(spec: CharTokenizer) -> FastTokenizer:
+    size, eos_id = vocabulary_of(spec)
+    words = [*map(_byte_symbol, spec.alphabet), EOS]
+    words += [f"<unused{i}>" for i in range(size - len(words))]
+    fast = _byte_level(models.BPE({word: i for i, word in enumerate(words)}, []))
+    fast.add_special_tokens([AddedToken(EOS, special=True, normalized=False)])
+    assert fast.token_to_id(EOS) == eos_id
+    return fast
+
+
+def _train_bpe(spec: BpeTokenizer, rows: Iterable[Row]) -> FastTokenizer:
+    fast = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        special_tokens=[AddedToken(EOS, special=True, normalized=False)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    fast.train_from_iterator((text for row in rows for text in _texts(row)), trainer)
+    return _fill(fast, spec.vocab_size)
+
+
+def _byte_level(model: models.BPE) -> FastTokenizer:
+    """Returns a tokenizer that splits text as Qwen2's does: words, single digits, runs of signs.
+
+    `AutoTokenizer` takes Qwen2's own splitting for every Qwen2 model, whatever its tokenizer.json
+    says, so any other would give other ids there. Single digits also suit sums.
+    """
+    fast = FastTokenizer(model)
+    fast.normalizer = normalizers.NFC()
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    return fast
+
+
+def _byte_symbol(character: str) -> str:
+    """Returns an ASCII character as byte-level vocabularies write it, with a symbol for a space."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return str(split.pre_tokenize_str(character)[0][0])
+
+
+def _fill(fast: FastTokenizer, size: int) -> FastTokenizer:
+    """Adds `<unused>` words up to `size`, because a small text yields fewer merges."""
+    described = json.loads(fast.to_str())
+    vocab: dict[str, int] = described["model"]["vocab"]
+    number = 0
+    while len(vocab) < size:
+        word = f"<unused{number}>"
+        number += 1
+        if word not in vocab:
+            vocab[word] = len(vocab)
+    return FastTokenizer.from_str(json.dumps(described))

@@ -1,6 +1,6 @@
 """Data rows: JSON lines files and the built-in arithmetic, read once, checked row by row.
 
-A row that cannot be used is never dropped in silence: it is kept as a `RowProblem` with its file
+A row that cannot be used is never dropped silently: it is kept as a `RowProblem` with its file
 and line, and past `data.max_bad_rows` reading stops with a `DataError` that names it. Rows that
 `data.difficulty` leaves out are counted.
 """
@@ -17,7 +17,7 @@ from typing import Literal, NoReturn, TypeAlias, overload
 from flowrl.algo.numbers import answer_number
 from flowrl.backend.batch import Ints
 from flowrl.config.data import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
-from flowrl.data.order import permutation
+from flowrl.data.row_order import permutation
 from flowrl.data.templates import Template, field_number, field_text
 from flowrl.errors import DataError
 
@@ -28,19 +28,19 @@ Split: TypeAlias = Literal["train", "eval"]
 _MAX_SHOWN_PROBLEMS = 3
 
 _TIMES = 4
-"""Wrong answers to each sum: with one alone, a reward model learns it by heart."""
+"""Wrong answers to each sum: a reward model would memorise a single one."""
 
 _MISTAKES = (1, 2, 9, 10, 11, 20)
-"""What sums are mostly wrong by: a little in the last place, in the one before it, or in both."""
+"""The usual errors of wrong sums: a little in the last place, in the one before it, or in both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One problem.
+    """A row of data: a prompt with its answer, solution and further fields.
 
     Attributes:
         index: Its place in the source, counted from 0; with the epoch it names a group.
-        prompt: What the policy is asked.
+        prompt: The text that the policy answers.
         answer: The reference answer that rewards compare with; empty where the data has none.
         solution: The response that supervised stages learn from; of a pair, the preferred one.
         rejected: The other response of a pair; None where rows were not read for pairs.
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProblem:
-    """A row that cannot be used: where it is and why."""
+    """A row that cannot be used, with its place and the reason."""
 
     where: str
     reason: str
@@ -67,13 +67,13 @@ class RowProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowNeeds:
-    """What is read of rows beside the prompt; a row may lack the rest.
+    """The fields of rows that are read besides the prompt; a row may lack the others.
 
     Attributes:
-        answer: A reward or an environment asks for it.
-        number: A reward reads the answer as one number (`flowrl.algo.numbers`).
-        solution: A stage learns from it; of pairs it is the preferred response.
-        rejected: A stage learns from pairs; rows are not read for rejected responses otherwise.
+        answer: True if a reward or an environment reads the answer.
+        number: True if a reward reads the answer as one number (`flowrl.algo.numbers`).
+        solution: True if a stage learns from the solution, the preferred response of pairs.
+        rejected: True if a stage learns from pairs; only then are rejected responses read.
     """
 
     answer: bool = True
@@ -82,7 +82,7 @@ class RowNeeds:
     rejected: bool = False
 
     def responses_of(self, row: Row) -> tuple[str, ...]:
-        """The responses of a row that the tokenizer must know."""
+        """Returns the responses of a row that the tokenizer must know."""
         solution = (row.solution,) if self.solution else ()
         return solution if row.rejected is None else (*solution, row.rejected)
 
@@ -91,7 +91,7 @@ class BadRows:
     """The rows of a source that cannot be used, up to `data.max_bad_rows`.
 
     Attributes:
-        problems: In the order in which they were met.
+        problems: The bad rows, in the order of the file.
     """
 
     def __init__(self, max_bad_rows: int = 0) -> None:
@@ -99,10 +99,10 @@ class BadRows:
         self.problems: list[RowProblem] = []
 
     def count(self, problem: DataError, where: str) -> None:
-        """Takes note of a bad row.
+        """Counts a bad row.
 
         Raises:
-            DataError: it is one too many; says which row, and which were bad before it.
+            DataError: It is one too many; the error names this row and earlier bad ones.
         """
         reason = "; ".join(part for part in (problem.what, problem.found) if part)
         self.problems.append(RowProblem(where=where, reason=reason))
@@ -115,7 +115,8 @@ class BadRows:
                 found=problem.found,
                 expected=f"at most {self._max_bad_rows} bad rows (data.max_bad_rows), this is bad "
                 f"row {bad}" + (f" after {others}" if others else ""),
-                hint=problem.hint or "mend the row, or raise data.max_bad_rows to leave such out",
+                hint=problem.hint
+                or "correct the row, or raise data.max_bad_rows to leave such out",
             ) from None
 
 
@@ -124,7 +125,7 @@ class Rows(Sequence[Row]):
 
     Attributes:
         source: The file, or the name of a built-in, for messages.
-        bad: Rows that were left out because they cannot be used; who finds more adds them.
+        bad: Rows that were left out because they cannot be used; later checks add to them.
         num_out_of_band: Rows that `data.difficulty` left out.
     """
 
@@ -143,7 +144,7 @@ class Rows(Sequence[Row]):
 
     @property
     def problems(self) -> tuple[RowProblem, ...]:
-        """Of the rows that were left out."""
+        """The problems of the rows that were left out."""
         return tuple(self.bad.problems)
 
     def __len__(self) -> int:
@@ -183,11 +184,11 @@ def load_rows(
     taken whatever its difficulty, so that what is measured does not depend on what is trained on.
 
     Args:
-        source: A path to a JSON lines file (the templates beside it in `data` apply), or a mapping
-            with its own.
-        split: Which of the two it is.
-        needs: What rows must have: one without is a bad row, and so is a pair of equal responses.
-            By default an answer, and to train on a solution.
+        source: A path to a JSON lines file (the templates of `data` apply), or a mapping with its
+            own templates.
+        split: Which of the two is read.
+        needs: The fields that rows must have; a row without them is bad, and so is a pair of equal
+            responses. By default an answer, and a solution for training.
 
     Raises:
         ConfigError: A template that cannot be parsed.
@@ -213,7 +214,7 @@ def load_rows(
 
 
 class _Reader:
-    """Reads one JSON lines file; blank lines are no rows."""
+    """Reads a JSON lines file; blank lines are no rows."""
 
     def __init__(
         self, source: JsonlData, keys: str, split: Split, needs: RowNeeds, data: DataConfig
@@ -268,7 +269,7 @@ class _Reader:
         return Rows(rows, source=str(path), bad=self._bad, num_out_of_band=out_of_band)
 
     def _row(self, line: bytes, *, index: int, where: str) -> Row | None:
-        """The row of a line; None where its difficulty is not asked for."""
+        """Returns the row of a line; None where its difficulty is outside the band."""
         fields = _parse(line, first=index == 0)
         if self._band is not None and not self._band.holds(fields):
             return None
@@ -395,9 +396,9 @@ def _excerpt(text: str) -> str:
 
 
 class _Sums(Sequence[Row]):
-    """Rows made when they are asked for: three digits have a million pairs.
+    """Rows made on demand: three digits have a million pairs.
 
-    Read for pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
+    For pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
     """
 
     def __init__(self, digits: int, split: Split, sums: Ints, needs: RowNeeds) -> None:
@@ -435,10 +436,10 @@ class _Sums(Sequence[Row]):
 
 
 def _wrong_sum(a: int, b: int, digits: int, time: int) -> int:
-    """a + b, wrong by a little; the same for ever, and of as many digits as a right sum.
+    """Returns a + b with a small error, always the same, with as many digits as a right sum.
 
-    Those are the mistakes of someone who nearly knows how to add, and so those that a reward model
-    must tell from right sums: mostly one of `_MISTAKES`, else anything up to 25. Sums of three
+    These are the mistakes of someone who nearly knows how to add, which a reward model must
+    distinguish from right sums: mostly one of `_MISTAKES`, else anything up to 25. Sums of three
     digits are wrong by ten times that as often, sums of one digit by 9 at most.
     """
     draw = blake2b(f"{a}+{b}/{time}".encode(), digest_size=4).digest()

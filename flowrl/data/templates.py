@@ -1,8 +1,8 @@
-"""Templates of prompts and solutions: `{field}` stands for a field of the data row.
+"""Templates of prompts and solutions, in which `{field}` is replaced by a field of the data row.
 
-Plain substitution and nothing else: no attributes, no indices, no format specifications, so that a
-template can never run code or fail in ways a person would not expect. `{{` and `}}` are braces.
-A template names at least one field: without any, all rows would be the same text.
+There is plain substitution and nothing else: no attributes, no indices, no format specifications,
+so that a template can never run code or fail in ways a person would not expect. `{{` and `}}` are
+braces. A template names at least one field: without any, all rows would be the same text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHER_FORMS = (
     re.compile(r"\[([^\W\d]\w*)\]"),
     re.compile(r"^([^\W\d]\w*)$"),
 )
-"""A field as Jinja, Python's other formats or shells write it, in brackets, or its bare name."""
+"""A field in the form of Jinja, Python's other formats or shells, in brackets, or its bare name."""
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
@@ -39,7 +39,7 @@ class Template:
 
     Attributes:
         key: The config key it was written under, for messages.
-        text: As written.
+        text: The template as it is written.
         pieces: Alternating literal text and field names; even positions are literals.
 
     >>> Template.parse("Q: {question}", key="data.prompt").render({"question": "1+1?"})
@@ -56,7 +56,7 @@ class Template:
 
         Raises:
             ConfigError: A brace that neither names a field nor is doubled; a field in Jinja's form,
-                which would be trained on as it stands; no field at all.
+                which would stay in the text; no field at all.
         """
         if jinja := _JINJA.search(text):
             raise _in_another_form("this is Jinja's form of a field", text, jinja, key=key)
@@ -86,11 +86,11 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields it reads, in order."""
+        """The fields that the template reads, in order."""
         return self.pieces[1::2]
 
     def render(self, fields: Mapping[str, object]) -> str:
-        """The text for one row.
+        """Returns the text for a row.
 
         Raises:
             DataError: The row lacks a field, or it holds no text; `where` is left to the caller.
@@ -113,7 +113,7 @@ def _in_another_form(what: str, text: str, form: re.Match[str] | None, *, key: s
 
 
 def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
-    """The text of a field: strings as they are, numbers as JSON writes them.
+    """Returns the text of a field: strings as they are, numbers as JSON writes them.
 
     Raises:
         DataError: The row lacks it, or it is neither text nor a number.
@@ -131,7 +131,7 @@ def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
 
 
 def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
-    """The number in a field.
+    """Returns the number in a field.
 
     Raises:
         DataError: The row lacks it, or it is no finite number.

@@ -1,36 +1,39 @@
-"""Text to tokens and back, with the `tokenizers` library and the files of a Hugging Face folder.
+"""Encodes and decodes text with the `tokenizers` library and the files of a Hugging Face folder.
 
 Token ids equal those of `transformers.AutoTokenizer` (5.24) on the same folder; Transformers
 itself, which takes seconds to import, is not needed. As there, the post-processor of tokenizer.json
 decides on BOS, and `add_bos_token` of tokenizer_config.json is not read. An EOS that it puts behind
-a text is left out, for a prompt ends no text.
+a text is left out, because a prompt ends no text.
 
-Text is tokenised once, before a rollout; what a policy produced is decoded for rewards and people
-and never tokenised again. Prompts begin a sample, everything else is a piece in its middle
-(`flowrl.data.pieces`).
+Text is tokenised once, before a rollout; what a policy generated is decoded for rewards and people
+and never tokenised again. Prompts begin a sample; everything else is a piece in its middle
+(`flowrl.data.tokenizer_files`).
 
-A model's embedding often has more rows than the tokenizer has tokens. Such a row can be drawn like
-any other; it is decoded as `<unused900>`, by its id.
+A model's embedding often has more rows than the tokenizer has tokens. Such a row can be sampled
+like any other; it is decoded as `<unused900>`, by its id.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, models, pre_tokenizers
+from tokenizers import Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.backend.batch import Ints, Mask
-from flowrl.data.pieces import tokenizer_of_pieces
-from flowrl.data.token_ids import (
+from flowrl.data.tokenizer_files import (
+    add_missing_tokens,
     check_config_ids,
     check_tokenizer_ids,
+    end_tokens,
+    missing_tokenizer,
     model_vocabulary,
-    token_ids_of,
+    read_object,
+    special_tokens,
+    tokenizer_of_pieces,
 )
 from flowrl.errors import DataError
 
@@ -40,22 +43,12 @@ if TYPE_CHECKING:
 __all__ = ["ChatMode", "Tokenizer"]
 
 ChatMode: TypeAlias = Literal["auto", "never", "always"]
-"""Whether a prompt is wrapped as a user's turn; `auto` where the folder has a chat template."""
+"""When a prompt is wrapped as a user's turn; `auto`: where the folder has a chat template."""
 
 _MANY_TOKENS = 32_768
-"""From here on the library's threads are worth waking; below, waiting for them takes longer."""
+"""The tokens from which the library's threads save time; for fewer, starting them takes longer."""
 
 _CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
-
-_SPECIAL = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 class Tokenizer:
@@ -68,7 +61,7 @@ class Tokenizer:
             generation_config.json, or of config.json where that has none.
         vocab_size: One more than the largest token id.
         model_vocab_size: Rows of the model's embedding; `vocab_size` where config.json has none.
-        names_all: Whether each of these rows is one of its tokens.
+        names_all: True if each of these rows is one of its tokens.
     """
 
     def __init__(
@@ -106,18 +99,18 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, *, alphabet_key: str = "") -> Tokenizer:
-        """Reads `tokenizer.json` and the files beside it.
+        """Reads `tokenizer.json` and the other files of its folder.
 
         Args:
-            alphabet_key: The config key that its characters stand under, for messages.
+            alphabet_key: The config key that lists its characters, for messages.
 
         Raises:
-            DataError: A file is missing or broken, nothing says which token ends a response, or a
-                token id is none of the model's.
+            DataError: A file is missing or broken, no file names the token that ends a response, or
+                a token id is none of the model's.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise _no_tokenizer_json(folder)
+            raise missing_tokenizer(folder)
         try:
             fast = FastTokenizer.from_file(str(path))
         # The library raises plain Exception for whatever it cannot read.
@@ -131,14 +124,14 @@ class Tokenizer:
         # A file may carry the truncation of the calls it was made with; prompts are never cut.
         fast.no_truncation()
         fast.no_padding()
-        configs = {folder / name: _read_json(folder / name) for name in _CONFIGS}
+        configs = {folder / name: read_object(folder / name) for name in _CONFIGS}
         size = model_vocabulary(configs[folder / "config.json"], folder / "config.json")
         check_config_ids(configs, size)
         config = configs[folder / "tokenizer_config.json"]
-        special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
-        added = _add_missing_tokens(fast, config, special)
-        check_tokenizer_ids(path, _read_json(path), fast, added, size)
-        end_id, stop_ids = _end_tokens(fast, special, configs, folder)
+        special = special_tokens(config, read_object(folder / "special_tokens_map.json"))
+        added = add_missing_tokens(fast, config, special)
+        check_tokenizer_ids(path, read_object(path), fast, added, size)
+        end_id, stop_ids = end_tokens(fast, special, configs, folder)
         return cls(
             fast,
             end_id=end_id,
@@ -151,7 +144,7 @@ class Tokenizer:
         )
 
     def encode_prompt(self, text: str, chat: ChatMode = "auto") -> Ints:
-        """int64 `[P]`, a prompt with the special tokens that the model expects in front of it.
+        """Returns int64 `[P]`, a prompt after the special tokens that the model expects in front.
 
         Raises:
             DataError: A character outside the vocabulary, or `always` without a chat template.
@@ -172,7 +165,7 @@ class Tokenizer:
         return _ids(encoding)[: own[-1] + 1 if len(own) else None]
 
     def encode(self, text: str) -> Ints:
-        """int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
+        """Returns int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
 
         Raises:
             DataError: A character outside the vocabulary.
@@ -180,7 +173,7 @@ class Tokenizer:
         return _ids(self._encode(text, self._pieces, special=False))
 
     def encode_response(self, text: str) -> Ints:
-        """int64 `[R]`, a response and the end token.
+        """Returns int64 `[R]`, a response and the end token.
 
         Raises:
             DataError: A character outside the vocabulary.
@@ -188,11 +181,11 @@ class Tokenizer:
         return np.append(self.encode(text), np.int64(self.end_id))
 
     def decode(self, ids: Sequence[int] | Ints) -> str:
-        """The text of tokens from the beginning of a sample on, without special tokens."""
+        """Returns the text of tokens from the beginning of a sample on, without special tokens."""
         return self._decode(np.asarray(ids, np.int64), self._fast)
 
     def decode_many(self, batch: Sequence[Sequence[int] | Ints]) -> list[str]:
-        """The texts of many pieces in the middle of samples, in one call.
+        """Returns the texts of many pieces in the middle of samples, in one call.
 
         Equal sequences are decoded once: the members of a group often give the same answer.
         """
@@ -216,19 +209,19 @@ class Tokenizer:
         return [by_key[key] for key in keys]
 
     def without_token(self, ids: Ints) -> Mask:
-        """bool, which ids are none of the tokenizer's tokens."""
+        """Returns bool, true for ids that are none of the tokenizer's tokens."""
         inside = (ids >= 0) & (ids < self.vocab_size)
         return ~(inside & self._has_token[np.where(inside, ids, 0)])
 
     def tokens(self, ids: Sequence[int] | Ints) -> list[str]:
-        """How each token is written in the vocabulary, for people."""
+        """Returns each token as the vocabulary writes it, for people."""
         return [str(self._fast.id_to_token(int(i))) for i in ids]
 
     def check(self, text: str) -> None:
-        """Whether it knows every character of a text.
+        """Checks that the tokenizer knows every character of a text.
 
         Raises:
-            DataError: one that it does not know.
+            DataError: The text has a character that it does not know.
         """
         if self._characters is None or self._characters.issuperset(text):
             return
@@ -244,11 +237,11 @@ class Tokenizer:
         )
 
     def check_response(self, text: str) -> None:
-        """Whether a text can be a response.
+        """Checks that a text can be a response.
 
         Raises:
-            DataError: a character that the tokenizer does not know, or a token that ends a response
-                or begins a text; these are put where they belong, and a policy stops at the first.
+            DataError: The text has a character that the tokenizer does not know, or a token that
+                ends a response or begins a text, which are added in their places.
         """
         self.check(text)
         for token, written in self._written.items():
@@ -263,10 +256,10 @@ class Tokenizer:
                 )
 
     def repeats_bos(self, prompt: str, prompt_ids: Ints) -> str:
-        """The token that begins a text, where a prompt has it and gets another one in front.
+        """Returns the token that begins a text where a prompt has it and gets another one in front.
 
         Args:
-            prompt_ids: What `encode_prompt` made of it.
+            prompt_ids: The result of `encode_prompt` for the prompt.
         """
         if self._bos_id is None or not len(prompt_ids) or prompt_ids[0] != self._bos_id:
             return ""
@@ -275,10 +268,10 @@ class Tokenizer:
         return written if twice else ""
 
     def _decode(self, ids: Ints, fast: FastTokenizer) -> str:
-        """The text of tokens; those that are not the tokenizer's by a name.
+        """Returns the text of tokens; ids that are not the tokenizer's are written by a name.
 
         Args:
-            fast: Decodes what is before the first of these.
+            fast: The tokenizer that decodes the tokens before the first such id.
         """
         texts: list[str] = []
         begin = 0
@@ -306,7 +299,7 @@ def _ids(encoding: Encoding) -> Ints:
 
 
 def _bos_of(fast: FastTokenizer, named: str | None, stop_ids: Sequence[int]) -> int | None:
-    """The token that begins a text: the one that has that name, or that is put in front of all."""
+    """Returns the token that begins a text: the named one, or the one put in front of all."""
     if named is not None:
         return fast.token_to_id(named)
     bare = fast.encode("", add_special_tokens=True)
@@ -315,10 +308,9 @@ def _bos_of(fast: FastTokenizer, named: str | None, stop_ids: Sequence[int]) -> 
 
 
 def _known_characters(fast: FastTokenizer) -> frozenset[str] | None:
-    """The characters of a character tokenizer; None for tokenizers that take any text.
+    """Returns the characters of a character tokenizer; None for tokenizers that take any text.
 
-    A byte-level vocabulary that lacks some bytes and has no unknown token drops them without a
-    word.
+    A byte-level vocabulary that lacks some bytes and has no unknown token drops them silently.
     """
     model = fast.model
     if not isinstance(model, models.BPE) or model.unk_token is not None or model.byte_fallback:
@@ -333,111 +325,10 @@ def _known_characters(fast: FastTokenizer) -> frozenset[str] | None:
     return frozenset(c for c, symbol in symbols.items() if symbol in vocab)
 
 
-def _no_tokenizer_json(folder: Path) -> DataError:
-    if not folder.is_dir():
-        return DataError("no such model folder", where=str(folder))
-    slow = [
-        n
-        for n in ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-        if (folder / n).is_file()
-    ]
-    return DataError(
-        "the model folder has no tokenizer.json",
-        where=str(folder),
-        found=f"only {', '.join(slow)}" if slow else None,
-        expected="a fast tokenizer",
-        hint="convert it once: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-    )
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    """The object in a JSON file; empty where there is no file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as reason:
-        raise DataError("cannot be read as JSON", where=str(path), found=str(reason)) from reason
-    if not isinstance(value, dict):
-        raise DataError("holds no JSON object", where=str(path))
-    return value
-
-
-def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
-    """Special tokens by name, from the first source that has each."""
-    found: dict[str, str] = {}
-    for name in _SPECIAL:
-        for source in sources:
-            value = source.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
-                break
-    return found
-
-
-def _add_missing_tokens(
-    fast: FastTokenizer, config: Mapping[str, object], special: Mapping[str, str]
-) -> frozenset[str]:
-    """Adds tokens that only tokenizer_config.json declares, in the order that Transformers does.
-
-    Returns:
-        Their texts.
-    """
-    known = set(fast.get_vocab(with_added_tokens=True))
-    listed = config.get("added_tokens_decoder")
-    tokens: list[AddedToken] = []
-    if isinstance(listed, dict):
-        for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-            if isinstance(entry, dict) and entry.get("content") not in known:
-                options = {
-                    k: bool(entry[k])
-                    for k in ("single_word", "lstrip", "rstrip", "normalized", "special")
-                    if k in entry
-                }
-                tokens.append(AddedToken(str(entry["content"]), **options))
-                known.add(str(entry["content"]))
-    for text in special.values():
-        if text not in known:
-            tokens.append(AddedToken(text, special=True))
-            known.add(text)
-    if tokens:
-        fast.add_tokens(tokens)
-    return frozenset(token.content for token in tokens)
-
-
-def _end_tokens(
-    fast: FastTokenizer,
-    special: Mapping[str, str],
-    configs: Mapping[Path, Mapping[str, object]],
-    folder: Path,
-) -> tuple[int, tuple[int, ...]]:
-    model_ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        config = configs[folder / name]
-        nested = config.get("text_config")
-        value = config.get("eos_token_id")
-        if value is None and isinstance(nested, dict):
-            value = nested.get("eos_token_id")
-        model_ids = token_ids_of(value, "eos_token_id", folder / name)
-        if model_ids:
-            break
-    own = special.get("eos_token")
-    own_id = fast.token_to_id(own) if own is not None else None
-    ids = ([own_id] if own_id is not None else []) + model_ids
-    if not ids:
-        raise DataError(
-            "nothing says which token ends a response",
-            where=str(folder),
-            expected="eos_token in tokenizer_config.json, or eos_token_id in config.json",
-        )
-    return ids[0], tuple(dict.fromkeys(ids))
-
-
 def _chat_template(
     folder: Path, config: Mapping[str, object], special: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """The default template: chat_template.jinja, else `chat_template` of tokenizer_config.json."""
+    """Returns chat_template.jinja, else the default `chat_template` of tokenizer_config.json."""
     from flowrl.data.chat import ChatTemplate  # Jinja is for templates alone
 
     path = folder / "chat_template.jinja"

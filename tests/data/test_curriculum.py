@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowrl.config.data import CurriculumConfig
 from flowrl.data import PromptCursor
-from flowrl.data.curriculum import Curriculum
+from flowrl.data.row_order import Curriculum
 from flowrl.errors import CheckpointError
 from tests.data.test_cursor import prompts
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowrl.config.data import CurriculumConfig
 from flowrl.data import Prompt, PromptCursor, PromptSet, Row
-from flowrl.data.order import permutation
+from flowrl.data.row_order import permutation
 from flowrl.errors import CheckpointError
 
 

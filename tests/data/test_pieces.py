@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, processors
 
 from flowrl.data import Row, RowNeeds, Tokenizer, encode_prompts
-from flowrl.data.pieces import tokenizer_of_pieces
+from flowrl.data.tokenizer_files import tokenizer_of_pieces
 from flowrl.errors import DataError
 from tests.data.tokenizer_kinds import KINDS, VOCABULARY, byte_level, llama_2, saved, with_bos
 

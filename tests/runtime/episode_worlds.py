@@ -19,8 +19,8 @@ from flowrl.backend.environment import Action, EpisodeStart, Observation, Outcom
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.config.roles import CharTokenizer
 from flowrl.data import PromptItem, Tokenizer
+from flowrl.data.model_folder import build_tokenizer
 from flowrl.data.rows import Row
-from flowrl.data.vocabulary import build_tokenizer
 from flowrl.ids import GroupId, SampleId, group_id, sample_id
 from flowrl.runtime.environments.transcript import FinishedEpisode, state_number
 from flowrl.specs import FinishReason, Sampling

@@ -20,8 +20,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from flowrl.backend.protocols import Finished, GenerateRequest
 from flowrl.config.roles import BpeTokenizer, CharTokenizer
 from flowrl.data import Tokenizer
+from flowrl.data.model_folder import build_tokenizer
 from flowrl.data.rows import Row
-from flowrl.data.vocabulary import build_tokenizer
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason, Sampling

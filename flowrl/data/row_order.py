@@ -1,52 +1,72 @@
-"""A curriculum by solve rate: prompts are drawn by how often they were solved so far in this run.
+"""The order in which rows are taken: shuffles that never change, and a curriculum by solve rate.
 
-Of each prompt an estimate p of its solve rate is kept: an exponential average of the mean scores of
-its groups, that begins at `prior`::
+NumPy keeps the raw stream of a bit generator fixed across versions, and promises that for nothing
+built on it (NEP 19), so a permutation is the order of raw random keys.
+
+The curriculum samples prompts by how often they were solved so far in this run. For each prompt it
+keeps an estimate p of its solve rate: an exponential average of the mean scores of its groups,
+which begins at `prior`::
 
     p <- p + smoothing (rate of the group - p)
 
-Prompts are drawn with a weight that follows from p (`prefer`):
+Prompts are sampled with a weight that follows from p (`prefer`):
 
 - `learnability`: p (1 - p), the variance of a score of 0 or 1. Prompts that are always or never
-  solved teach nothing and weigh nothing; those solved half the time weigh most. (Rutherford et al.,
-  "No Regrets: Investigating and Improving Regret Approximations for Curriculum Discovery", arXiv
-  2408.15099; for language models Foster et al., "Learning to Reason at the Frontier of
-  Learnability", arXiv 2502.12272. They measure p by rollouts made for it and keep the prompts where
-  it is best; here p is what training has shown, and a weight.)
-- `unsolved`: 1 - p, so that a run comes back to what it fails at. (Kimi k1.5, arXiv 2501.12599,
-  section 2.3.4, "prioritized sampling".)
+  solved have no weight; those solved half the time weigh most. (Rutherford et al., "No Regrets:
+  Investigating and Improving Regret Approximations for Curriculum Discovery", arXiv 2408.15099; for
+  language models Foster et al., "Learning to Reason at the Frontier of Learnability", arXiv
+  2502.12272. They measure p by rollouts made for it and keep the prompts where it is best; here p
+  comes from training, and is a weight.)
+- `unsolved`: 1 - p, so that a run returns to prompts at which it fails. (Kimi k1.5, arXiv
+  2501.12599, section 2.3.4, "prioritized sampling".)
 
 `low` and `high` give prompts outside the band the weight 0.
 
-What an epoch is: a share `explore` of the prompts is taken in the order of ordinary epochs, where
-every prompt comes once; the others are drawn by weight, without repetition within a batch. An
-item's `epoch` then counts how often its prompt was handed out before, so that no two groups of a
-run have one id. Where fewer prompts have a weight than are to be drawn, the order of the epoch
-gives the rest.
+A share `explore` of the prompts is taken in the order of ordinary epochs, where every prompt comes
+once; the others are sampled by weight, without repetition within a batch. The `epoch` of an item
+then counts how often its prompt was taken before, so that no two groups of a run have one id. Where
+fewer prompts have a weight than are needed, the order of the epoch gives the rest.
 
-Everything is decided by the seed, the prompts handed out and the scores observed; weights are whole
-numbers of 2^-20, so that no rounding of a library decides what is drawn.
+The seed, the prompts taken and the scores observed decide everything; weights are whole numbers of
+2^-20, so that no rounding of a library changes the sample.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
 
 import numpy as np
 
 from flowrl.backend.batch import Ints
 from flowrl.config.data import CurriculumConfig
-from flowrl.data.order import permutation, raw_stream
 from flowrl.errors import CheckpointError
 
-__all__ = ["Curriculum"]
+__all__ = [
+    "Curriculum",
+    "permutation",
+    "raw_stream",
+]
+
+
+def raw_stream(*key: int | str) -> np.random.Philox:
+    """Returns the random stream that `key` names; only its `random_raw` never changes."""
+    digest = blake2b(repr(key).encode(), digest_size=16).digest()
+    return np.random.Philox(key=int.from_bytes(digest, "little"))
+
+
+def permutation(num: int, *key: int | str) -> Ints:
+    """Returns int64 `[num]`, the numbers 0 to num - 1 in the random order that `key` names."""
+    # Equal keys are about as likely as num^2 / 2^65; a stable sort keeps even those in order.
+    return np.argsort(raw_stream(*key).random_raw(num), kind="stable").astype(np.int64)
+
 
 _WEIGHT_ONE = 1 << 20
 
 
 class Curriculum:
-    """The estimates of one cursor's prompts, by their place in its prompt set.
+    """The estimated solve rates of a cursor's prompts, by their place in its prompt set.
 
     >>> curriculum = Curriculum(CurriculumConfig(kind="solve_rate", explore=0), 3, seed=0)
     >>> curriculum.choose(3, following=lambda: 0)
@@ -64,11 +84,11 @@ class Curriculum:
         self._rates = np.full(num_prompts, config.prior, np.float64)
 
     def rate(self, place: int) -> float:
-        """The estimated solve rate of a prompt."""
+        """Returns the estimated solve rate of a prompt."""
         return float(self._rates[place])
 
     def choose(self, num: int, following: Callable[[], int]) -> list[int]:
-        """Places of the next `num` prompts, in the order of the batch.
+        """Returns the places of the next `num` prompts, in the order of the batch.
 
         Args:
             following: The next place in the order of ordinary epochs.
@@ -84,19 +104,19 @@ class Curriculum:
         return [places[i] for i in permutation(num, self._seed, "curriculum order", start)]
 
     def visit(self, place: int) -> int:
-        """How often the prompt was handed out before; counts this time too."""
+        """Returns how often the prompt was taken before, and counts this time."""
         before = int(self._visits[place])
         self._visits[place] += 1
         return before
 
     def observe(self, place: int, mean_score: float) -> None:
-        """Takes a group's mean score into the estimate of its prompt."""
+        """Updates the estimate of a prompt by the mean score of a group."""
         low, high = self._config.unsolved_score, self._config.solved_score
         solved = min(max((mean_score - low) / (high - low), 0.0), 1.0)
         self._rates[place] += self._config.smoothing * (solved - self._rates[place])
 
     def _draw(self, num: int, excluded: Collection[int]) -> list[int]:
-        """At most `num` different places by weight, without those excluded."""
+        """Returns at most `num` different places by weight, without the excluded ones."""
         weights = self._weights()
         weights[list(excluded)] = 0
         ends = np.cumsum(weights)
@@ -114,7 +134,7 @@ class Curriculum:
         return drawn
 
     def _weights(self) -> Ints:
-        """int64 `[num_prompts]`, in units of 2^-20."""
+        """Returns int64 `[num_prompts]`, in units of 2^-20."""
         p = self._rates
         match self._config.prefer:
             case "learnability":
@@ -126,7 +146,7 @@ class Curriculum:
         return weights.astype(np.int64)
 
     def to_json(self) -> dict[str, object]:
-        """What was handed out and observed; prompts that were never handed out are left out."""
+        """Returns what was taken and observed, without prompts that were never taken."""
         places = np.flatnonzero(self._visits)
         return {
             "taken": self._taken,
@@ -136,7 +156,7 @@ class Curriculum:
         }
 
     def restore(self, value: Mapping[str, object]) -> None:
-        """Takes up what `to_json` wrote.
+        """Restores what `to_json` wrote.
 
         Raises:
             CheckpointError: It is no such description.
