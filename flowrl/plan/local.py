@@ -97,7 +97,7 @@ class LocalRequest:
         kind: That somebody asked for, `auto` otherwise.
         where: Who asked.
         may_run_ahead: Samples may be older than the weights.
-        must_run_ahead: Some policy of the scheduler is about drawing ahead.
+        must_run_ahead: Some policy of the scheduler is about generating ahead.
         in_process: Another executor draws in its own process only.
     """
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flowrl.config.plan import PlanConfig
 
 from flowrl import api
 from flowrl.cluster.discover import discover
@@ -15,6 +14,7 @@ from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.planning import lengths_of
+from flowrl.config.schema import PlanConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.plan.local import LocalChoice, LocalRequest, default_choice, engines_of, local_choices
 from flowrl.sim.choose_plan import choose_plan, predicted_choices, workloads_of
