@@ -1,4 +1,4 @@
-"""`flowrl backends`: every plug-in that is installed, and whether it can be used here."""
+"""`flowrl backends`: every installed plug-in, and if it can be used here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["BackendRow", "collect", "describe", "render", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow:
-    """One plug-in.
+    """A plug-in as a row of the table.
 
     Attributes:
-        name: As written in `roles.<name>.backend`.
-        distribution: Which declares it.
-        version: Of the distribution.
-        services: What it opens: `generate`, `train`, `score`.
-        devices: Device types that it runs on.
+        name: The name in `roles.<name>.backend`.
+        distribution: The distribution that declares it.
+        version: The version of the distribution.
+        services: The services that it opens: `generate`, `train`, `score`.
+        devices: The types of devices on which it runs.
         dtypes: Parameter types.
         library: Version of the library behind it; empty where there is none.
-        usable: Whether it can be used on this machine.
-        problem: Why not; empty when usable.
+        usable: True if it can be used on this machine.
+        problem: Why it cannot be used; empty when usable.
         hint: What to do about it; empty when usable.
     """
 
@@ -43,12 +43,12 @@ class BackendRow:
 
 
 def collect() -> tuple[BackendRow, ...]:
-    """A row for every declared plug-in, by name; a broken one has a row too."""
+    """Returns a row for every declared plug-in, by name; a broken one has a row too."""
     return tuple(describe(found) for found in available())
 
 
 def describe(found: Found) -> BackendRow:
-    """The row of one plug-in."""
+    """Returns the row of a plug-in."""
     if found.plugin is None:
         error = found.error
         problem = "it does not load"
@@ -90,14 +90,14 @@ def _check(plugin: Plugin, distribution: str) -> BackendStatus:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Left-aligned columns two spaces apart, without trailing blanks."""
+    """Returns the lines of a table with left-aligned columns, without trailing blanks."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def render(rows: Sequence[BackendRow]) -> str:
-    """A table for people, with what to do under each plug-in that cannot be used."""
+    """Returns a table for people, with a hint under each plug-in that cannot be used."""
     if not rows:
         return (
             "no plug-in declares the entry point group flowrl.backends\n"

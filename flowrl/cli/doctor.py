@@ -1,7 +1,7 @@
-"""`flowrl doctor`: what this machine has, what it lacks, and what to do about it.
+"""`flowrl doctor`: checks this machine and says what to install or change.
 
-A line a check: `ok`, `missing` (something optional is not here) or `problem`. The exit code is 0
-unless a check that the core depends on has a problem; then it is 2.
+Each check has a line: `ok`, `missing` (something optional is not here) or `problem`. The exit code
+is 0 unless a check that the core depends on has a problem; then it is 2.
 
 torch is tried in a process of its own: an installation that crashes or hangs on import is a finding
 here, not the end of the command.
@@ -32,9 +32,9 @@ GIB = 1 << 30
 
 _PYTHON = (3, 11)
 _MEMORY = 2 * GIB
-"""Peak of the quick start's processes together is below this."""
+"""The peak memory of the quick start's processes together is below this."""
 _DISK = 2 * GIB
-"""A few checkpoints of a small model, with room for logs."""
+"""The size of a few checkpoints of a small model, with logs."""
 _TORCH_TIMEOUT_S = 120.0
 
 _PROBE = """
@@ -54,7 +54,7 @@ Installed = Callable[[str], str | None]
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     MISSING = "missing"
@@ -63,13 +63,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
-        name: What was looked at.
-        found: What was found, in one sentence.
-        hint: What to do; empty where nothing needs doing.
-        stops: The core cannot run because of it.
+        name: The part of the machine that was checked.
+        found: The finding, in one sentence.
+        hint: What to do; empty where nothing is to be done.
+        stops: True if the core cannot run because of it.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Torch:
-    """What the probe said: `problem` where torch does not import."""
+    """Returns the result of the probe: `problem` where torch does not import."""
 
     version: str = ""
     threads: int = 0
@@ -92,7 +92,7 @@ class _Torch:
 
 
 def installed(distribution: str) -> str | None:
-    """Version of an installed distribution, without importing it; None where it is not there."""
+    """Returns the version of a distribution without an import; None where it is missing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -108,14 +108,14 @@ def examine(
     backends: Sequence[BackendRow] | None = None,
     python: tuple[int, int, int] = sys.version_info[:3],
 ) -> tuple[Check, ...]:
-    """All checks, in the order they are shown.
+    """Returns all checks in the order in which they are shown.
 
     Args:
-        runs: Folder that runs are made in.
-        run: Runs the torch probe; tests give recorded output.
-        versions: Version of a distribution.
-        pool: This machine; found where it is not given.
-        backends: The plug-ins; found where they are not given.
+        runs: The folder of runs.
+        run: Runs the torch probe; tests pass recorded output.
+        versions: Returns the version of a distribution.
+        pool: This machine; discovered where it is not given.
+        backends: The plug-ins; collected where they are not given.
     """
     machine = discover(run=run) if pool is None else pool
     torch = _probe_torch(run) if versions("torch") else None
@@ -173,7 +173,7 @@ def _core(versions: Installed) -> Check:
 
 
 def _requirements() -> list[str]:
-    """Distributions that flowrl needs without any extra."""
+    """Returns the distributions that flowrl needs without any extra."""
     try:
         declared = metadata.requires("flowrl") or []
     except metadata.PackageNotFoundError:
@@ -355,7 +355,7 @@ def _gib(nbytes: int) -> str:
 
 
 def render(checks: Sequence[Check]) -> str:
-    """The report for people: a line a check, then what to do where something is to be done."""
+    """Returns the report for people: a line for each check, then hints."""
     lines = table(("status", "check", "found"), [(c.status, c.name, c.found) for c in checks])
     shown = [lines[0]]
     for check, line in zip(checks, lines[1:], strict=True):

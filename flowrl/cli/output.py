@@ -1,4 +1,4 @@
-"""Files that commands write: their places are checked before the work, which may take long."""
+"""Output files of commands; their paths are checked before the work, which may take long."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _F = TypeVar("_F")
 def format_of(
     path: Path, formats: Mapping[str, _F], default: _F | None = None, option: str = "--output"
 ) -> _F:
-    """The format that the end of a file's name says.
+    """Returns the format that the suffix of a file's name means.
 
     Args:
-        formats: By end: `{".json": "json"}`.
-        default: Of a name without an end; None refuses such a name.
-        option: That names the file.
+        formats: The formats by suffix: `{".json": "json"}`.
+        default: The format of a name without a suffix; None refuses such a name.
+        option: The option that names the file.
 
     Raises:
-        ConfigError: the end is of none of the formats.
+        ConfigError: The suffix is none of the formats'.
     """
     format = formats.get(path.suffix, None if path.suffix else default)  # noqa: A001
     if format is not None:
@@ -45,7 +45,7 @@ def require_output(path: Path, option: str = "--output") -> None:
     """Checks before the work begins that a file can be written.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: It cannot be written.
     """
     try:
         require_writable(path)
@@ -54,14 +54,14 @@ def require_output(path: Path, option: str = "--output") -> None:
 
 
 def require_json(given: Path | None, default: Path, option: str) -> Path:
-    """Where a JSON file goes, checked before the work begins.
+    """Returns the path of a JSON file, checked before the work begins.
 
     Args:
-        given: By the option; its folder is there.
-        default: Where nothing is given; its folder is made.
+        given: The path that the option gives; its folder must exist.
+        default: The path where the option is not given; its folder is made.
 
     Raises:
-        ConfigError: it cannot be written, or is to be of another format.
+        ConfigError: It cannot be written, or its suffix is that of another format.
     """
     if given is None:
         try:
@@ -78,16 +78,16 @@ def write_output(path: Path, text: str, what: str | None = None) -> None:
     """Writes a file as a whole, or into a device or pipe.
 
     Args:
-        what: Is told on standard error to be in a file; None tells nothing.
+        what: The contents, which are named on standard error; None prints nothing.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: It cannot be written.
     """
     try:
         write_result(path, text)
     except OSError as error:
         raise _not_written(path, "--output", error) from error
-    if what is not None and path.is_file():  # who reads a pipe sees what comes
+    if what is not None and path.is_file():  # the reader of a pipe sees the contents
         print(f"written to {path}: {what}", file=sys.stderr)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.plan import PlacementPlan
 
-__all__ = ["PlanOptions", "run", "warn_of_workflow"]
+__all__ = ["PlanOptions", "run"]
 
 
 _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
@@ -135,7 +135,7 @@ def _refuse_plan(config: Path, changes: Sequence[str], options: PlanOptions) -> 
 
 
 def _as_overrides(options: PlanOptions, overrides: Sequence[str]) -> list[str]:
-    """`--cluster`, `--pin`, `--top` and `--explain` as overrides.
+    """Returns `--cluster`, `--pin`, `--top` and `--explain` as overrides.
 
     Raises:
         ConfigError: A pin is wrong, as in `machine_words`, or the number of plans is out of bounds.
@@ -175,7 +175,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         plans = [load_plan(config)]
         steps = [one.step_s for one in plans[0].alternatives if one.step_s is not None]
         by_time = steps == sorted(steps)  # a file does not say its objective, but keeps the order
-        warn_of_workflow(plans[0], config)
+        _warn_of_workflow(plans[0], config)
     else:
         from flowrl import api
 
@@ -204,15 +204,15 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
 
 
 def _not_here(compiled: Compiled, shown: PlacementPlan) -> list[str]:
-    """What a run would be refused for on this machine, where the plan `shown` does not say it."""
+    """Returns why this machine would refuse a run, where the plan `shown` does not say it."""
     from flowrl.compiler.this_machine import require_here
     from flowrl.plan.show.many import NOT_HERE
     from flowrl.plan.show.plan import not_here
 
     plans = [stage.plan for stage in compiled.stages]
-    told = dict.fromkeys(line for plan in plans for line in not_here(plan))
-    if told:
-        return [line for line in told if line not in not_here(shown)]
+    lines = dict.fromkeys(line for plan in plans for line in not_here(plan))
+    if lines:
+        return [line for line in lines if line not in not_here(shown)]
     try:
         require_here(compiled.config, compiled.stages)
     except FlowError as error:
@@ -262,7 +262,7 @@ def _compiled_by_file(config: Path, written: Path, words: Sequence[str]) -> Comp
 
 
 def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanOptions) -> None:
-    """The ways of the last stage's parameters, by a plan's file or a new plan."""
+    """Prints the transfers of the last stage's parameters, by a plan's file or a new plan."""
     from flowrl import api
     from flowrl.cli.routes import print_routes
 
@@ -273,8 +273,8 @@ def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanO
     print_routes(stages[-1], names, options)
 
 
-def warn_of_workflow(plan: PlacementPlan, path: Path) -> None:
-    """Tells of a plan whose workflow nobody installed: an edited name fits no configuration."""
+def _warn_of_workflow(plan: PlacementPlan, path: Path) -> None:
+    """Warns of a plan whose workflow is not installed: an edited name fits no configuration."""
     from flowrl.config.nearest import suggestion
     from flowrl.program import registered_workflows
 
@@ -290,7 +290,7 @@ def warn_of_workflow(plan: PlacementPlan, path: Path) -> None:
 
 
 def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
-    """The last one, and on standard error what it is."""
+    """Writes the last plan, and a line about it on standard error."""
     from flowrl.plan.explain.top import one_line
 
     plan = plans[-1]

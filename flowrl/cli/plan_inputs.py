@@ -1,4 +1,4 @@
-"""What commands take besides a configuration: a plan's file, a cluster, pins."""
+"""The inputs of commands besides a configuration: a plan's file, a cluster, pins."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ __all__ = [
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file is a plan that was written: by its name, or by the keys that it has."""
+    """True if a file is a plan's, by its name or by its keys."""
     if path.name.endswith((".json", ".plan.yaml", ".plan.yml")):
         return True
     try:
         text = path.read_text(encoding="utf-8")
-        # No config says placements, so that of configs nothing is parsed here.
+        # No config has the word placements, so no config is parsed here.
         raw = yaml.safe_load(text) if "placements" in text else None
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return False  # what reads it as a config says what is wrong
+        return False  # the reader of configs reports it
     return isinstance(raw, dict) and {"version", "placements"} <= raw.keys()
 
 
 def machine_words(
     cluster: str | None, pins: Sequence[str], overrides: Sequence[str] = ()
 ) -> list[str]:
-    """`--cluster` and `--pin` as overrides.
+    """Returns `--cluster` and `--pin` as overrides.
 
     Args:
-        overrides: Other words of the command, which may be pins as keys of the configuration.
+        overrides: Overrides of the command, which may be pins as keys of the configuration.
 
     Raises:
-        ConfigError: pins that say nothing, or contradict each other; one error for all of them.
+        ConfigError: Pins are malformed, or contradict each other; one error has all of them.
     """
     words = [] if cluster is None else [f"cluster={cluster}"]
     keys = [word.removeprefix("plan.pins.") for word in overrides if word.startswith("plan.pins.")]
@@ -79,12 +79,13 @@ def machine_words(
 
 @contextmanager
 def offering_cluster(config: Path, words: Sequence[str], option: str) -> Iterator[None]:
-    """Errors of a configuration that is too large for this machine, or whose data is elsewhere,
-    say how a cluster is named, where none is.
+    """Adds a hint about `--cluster` to errors of jobs that are not meant for this machine.
+
+    These are jobs that do not fit it, or whose data is not on it, where no cluster is named.
 
     Args:
         words: Overrides of the configuration.
-        option: How this command names a cluster.
+        option: The form in which this command names a cluster.
     """
     try:
         yield
@@ -96,7 +97,7 @@ def offering_cluster(config: Path, words: Sequence[str], option: str) -> Iterato
 
 
 def _why(error: FlowError, config: Path, words: Sequence[str]) -> str | None:
-    """Why a cluster may be what is missing; None where it is not."""
+    """Returns why a cluster may be missing; None where it is not."""
     from flowrl.config.check_files import data_files_exist
     from flowrl.config.load import load_config
     from flowrl.plan.fit import DoesNotFit
@@ -104,7 +105,7 @@ def _why(error: FlowError, config: Path, words: Sequence[str]) -> str | None:
     try:
         loaded = load_config(config, words)
     except FlowError:
-        return None  # it is no configuration, or what is wrong is in it
+        return None  # the error is in the configuration
     if loaded.config.cluster != "auto":
         return None
     if isinstance(error, DoesNotFit):
@@ -115,13 +116,14 @@ def _why(error: FlowError, config: Path, words: Sequence[str]) -> str | None:
 
 
 def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
-    """The configuration by a plan's file; one over many devices is priced by its decisions.
+    """Returns the configuration compiled with a plan's file.
 
-    What the file says otherwise than its decisions have it is told on standard error.
+    A plan over many devices is evaluated from its decisions; where the file has other values,
+    warnings on standard error say so.
 
     Raises:
-        ConfigError: the file is no plan, or of no stage of the configuration.
-        PlanError: its decisions contradict each other, or do not fit.
+        ConfigError: The file is no plan, or of no stage of the configuration.
+        PlanError: Its decisions contradict each other, or do not fit.
     """
     from flowrl import api
     from flowrl.plan import load_plan
@@ -133,13 +135,13 @@ def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
 
 
 def run_by(compiled: Compiled, path: Path) -> Compiled:
-    """What was compiled for this machine, by a plan's file for one device.
+    """Returns what was compiled for this machine with a plan's file for one device.
 
-    What follows from edits of it is made anew, and told on standard error.
+    What follows from edits of the file is computed again, with warnings on standard error.
 
     Raises:
-        ConfigError: the file is no plan, or of no stage of the configuration.
-        PlanError: its parts contradict each other, or the executor cannot run it.
+        ConfigError: The file is no plan, or of no stage of the configuration.
+        PlanError: Its parts contradict each other, or the executor cannot run it.
     """
     from flowrl import api
     from flowrl.plan import load_plan
@@ -173,12 +175,12 @@ def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
         compiled = api.compile(None, loaded, plan=given)
     for stage in compiled.stages:
         for line in changes(given, stage.plan):
-            print(f"warning: {_told(path, line)}", file=sys.stderr)
+            print(f"warning: {_located(path, line)}", file=sys.stderr)
     return compiled
 
 
-def _told(path: Path, line: str) -> str:
-    """A line of what a file says otherwise, with the line of its key where it begins with one."""
+def _located(path: Path, line: str) -> str:
+    """Returns a difference of a file, with the line of its key where it begins with one."""
     from flowrl.plan.check.file_lines import at_line, line_of
 
     key, colon, rest = line.partition(": ")

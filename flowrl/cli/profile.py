@@ -1,4 +1,4 @@
-"""`flowrl profile`: measures on this machine what a stage's parts take, for `flowrl simulate`."""
+"""`flowrl profile`: measures the times of a stage's parts on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
     """Measures the last stage of a configuration and writes its profile.
 
     Raises:
-        FlowError: anything wrong with the configuration, its data or its backends.
+        FlowError: The configuration, its data or a backend is wrong.
     """
     from flowrl import api
     from flowrl.compiler.this_machine import require_here
@@ -38,7 +38,7 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
         compiled = api.compile(None, loaded, measured=False)
         stage = compiled.stages[-1]
         require_here(compiled.config, [stage])
-        profile = _measured(compiled, stage, Path(scratch), _teller(quiet=as_json))
+        profile = _measured(compiled, stage, Path(scratch), _progress(quiet=as_json))
     save_profile(profile, path)
     if as_json:
         sys.stdout.write(path.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def _calibrated(
 
     def run(*, apart: bool) -> Calibration:
         values = calibration_values(compiled.config, stage, folder, apart=apart)
-        with _no_warnings():  # of a config that nobody wrote; the user's own was told of before
+        with _no_warnings():  # the user's own configuration has been warned of before
             short = api.compile(None, values, measured=False)
         result = short.run(display=SilentDisplay())
         return calibration_of(list(RunFolder.open(result.folder).steps()))
@@ -114,9 +114,9 @@ def _no_warnings() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _teller(*, quiet: bool) -> Callable[[str], None]:
-    def tell(text: str) -> None:
+def _progress(*, quiet: bool) -> Callable[[str], None]:
+    def show(text: str) -> None:
         if not quiet:
             print(f"measuring: {text}", file=sys.stderr)
 
-    return tell
+    return show

@@ -1,6 +1,6 @@
-"""`flowrl plan CONFIG --routes GLOB`: which slice of which parameter goes from where to where.
+"""`flowrl plan CONFIG --routes GLOB`: the transfers of parameters' slices between devices.
 
-Transfers are printed as they are found: of a thousand devices they are millions.
+Transfers are printed as they are found: a thousand devices have millions of them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ HEAD = "  parameter (its size) [slice of it]: from [slice there] -> to [slice th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """A route with what it is written out of.
+    """A route with its parameters and transfers.
 
     Attributes:
-        parameters: That match, by name.
+        parameters: The parameters that match, by name.
         width: Bytes of an element, in the type that the destination holds.
-        transfers: `(from address, to address, transfer)`, once; none of what is read in place.
+        transfers: `(from address, to address, transfer)`; empty where weights are read in place.
     """
 
     route: WeightRoute
@@ -53,8 +53,8 @@ def print_routes(stage: CompiledStage, names: str, options: PlanOptions) -> None
         names: A pattern that parameters must match.
 
     Raises:
-        ConfigError: weights that travel as a whole, or a pattern that matches no parameter.
-        PlanError: a model whose tensors are not listed.
+        ConfigError: Weights are transferred as a whole, or the pattern matches no parameter.
+        PlanError: The tensors of the model are not known.
     """
     if stage.plan.schedule is None:
         raise _travels_whole(stage.plan, options)
@@ -87,7 +87,7 @@ def _print_text(written: Sequence[_Written], plan: PlacementPlan) -> None:
     from flowrl.plan.show.plan import route_line
 
     if not written:
-        print("no weights travel: all are used where they are trained")
+        print("no weights are transferred: all are used where they are trained")
         return
     count = stay = nbytes = stay_bytes = 0
     for one in written:
@@ -116,7 +116,7 @@ def _print_text(written: Sequence[_Written], plan: PlacementPlan) -> None:
 
 
 def _print_json(written: Sequence[_Written]) -> None:
-    """A list, an object a line; nothing of it is kept."""
+    """Prints a list with an object a line, without keeping it."""
     lead = "["
     for one in written:
         for source, destination, transfer in one.transfers:
@@ -149,13 +149,13 @@ def _bytes(number: int) -> str:
 
 
 def _travels_whole(plan: PlacementPlan, options: PlanOptions) -> ConfigError:
-    """Of a plan for one device, which has no slices."""
+    """Returns the error for a plan for one device, which has no slices."""
     ways = [f"{one.source} {one.transport.replace('_', ' ')}" for one in plan.weight_routes]
     other = options.plan or options.cluster
     return ConfigError(
-        "weights of this plan travel as a whole, and there are no slices to write out",
+        "weights of this plan are transferred as a whole, so there are no slices to list",
         where="--routes",
-        found=f"a plan for one device ({', '.join(ways) or 'no weights travel'})",
+        found=f"a plan for one device ({', '.join(ways) or 'no weights are transferred'})",
         expected="a plan over several devices",
         hint=f"name {'one' if options.plan else 'a cluster of several accelerators'} in the place "
         f"of {other}"
@@ -165,7 +165,7 @@ def _travels_whole(plan: PlacementPlan, options: PlanOptions) -> ConfigError:
 
 
 def _no_match(stage: CompiledStage, names: str) -> ConfigError:
-    """Of a pattern that no parameter of a route matches."""
+    """Returns the error for a pattern that no parameter of a route matches."""
     routes = stage.plan.weight_routes
     there = [
         parameter.name
@@ -177,7 +177,7 @@ def _no_match(stage: CompiledStage, names: str) -> ConfigError:
     alike = _alike(names, there)
     meant = [name for name in there if alike is None or fnmatchcase(name, alike)]
     return ConfigError(
-        "no parameter that travels has such a name",
+        "no transferred parameter has such a name",
         where="--routes",
         found=repr(names),
         expected=f"of {', '.join(dict.fromkeys(route.source for route in routes))}: "
@@ -189,8 +189,10 @@ def _no_match(stage: CompiledStage, names: str) -> ConfigError:
 
 
 def _alike(names: str, there: Sequence[str]) -> str | None:
-    """The nearest pattern that matches something: with names of parts in the place of mistyped
-    ones, any number in the place of one that is too large, any text around it."""
+    """Returns the nearest pattern that matches a parameter; None where there is none.
+
+    It has names of parts in the place of mistyped ones, any number in the place of one that is too
+    large, and any text around it."""
     parts = {part for name in there for part in name.split(".")}
 
     def spelled(found: re.Match[str]) -> str:
@@ -205,5 +207,5 @@ def _alike(names: str, there: Sequence[str]) -> str | None:
 
 
 def _any_number(name: str) -> str:
-    """With a `*` for the number of its layer, and of its expert."""
+    """Returns a name with a `*` for the number of its layer, and of its expert."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)

@@ -1,4 +1,4 @@
-"""`flowrl run`: a configuration from the first stage to the exported model, or on from a stop."""
+"""`flowrl run`: runs a configuration from its first stage to its models, or resumes a run."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _CHANGEABLE = (
     "rewards.max_failures",
     "executor",
 )
-"""Keys that a resumed run may change without ceasing to be the same run."""
+"""The keys that a resumed run may change and still be the same run."""
 
 _CHANGEABLE_OF_ONE = re.compile(r"stage\.[^.=]+\.train\.refill_limit\b|roles\.[^.=]+\.timeout_s\b")
-"""Such keys with a name in them. The steps of an earlier stage are none: it may be over."""
+"""Such keys with a name in them. An earlier stage may be over, so its steps are not among them."""
 
 _INTERRUPTED = 130
-"""128 + SIGINT, as shells count it."""
+"""The exit code of shells for SIGINT: 128 + its number."""
 
 
 def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> None:
     """Compiles and runs.
 
     Args:
-        plan: Takes the place of the plan of the stage that it is of.
+        plan: A plan's file that replaces the plan of its stage.
 
     Raises:
-        FlowError: whatever ends the run early.
+        FlowError: The run ended early.
     """
     from flowrl import api
     from flowrl.cli.plan_inputs import refuse_many_devices, run_by
@@ -58,22 +58,23 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         if plan is not None:
             compiled = run_by(compiled, plan)
         with lines_of(plan):
-            _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
+            _interruptible(lambda: _print_comparison(compiled, compiled.run().folder))
 
 
 def resume(
     path: Path, overrides: Sequence[str], plan: Path | None = None, *, accept_changes: bool = False
 ) -> None:
-    """Goes on with the run in folder `path` from its latest checkpoint, by the plans that it began
-    with, as a hand may have edited them.
+    """Resumes the run in folder `path` from its latest checkpoint, by the plans in its folder.
+
+    These plans may have been edited.
 
     Args:
-        accept_changes: Goes on with files that have changed since the run began.
+        accept_changes: True to go on with files that have changed since the run began.
 
     Raises:
-        ConfigError: an override that would make another run of it.
-        PlanError: an edited plan that the executor cannot run; with line and key.
-        CheckpointError: no run is there, its checkpoint is damaged, or a file has changed.
+        ConfigError: An override would make another run of it.
+        PlanError: The executor cannot run an edited plan; the error has line and key.
+        CheckpointError: The folder has no run, its checkpoint is damaged, or a file has changed.
     """
     from flowrl import api
     from flowrl.observe.run_folder import RunFolder
@@ -98,15 +99,15 @@ def resume(
     _interruptible(lambda: api.resume(compiled, path, accept_changes=accept_changes))
 
 
-def _tell_beside(compiled: Compiled, folder: Path) -> None:
-    """Where there is a profile: what the simulator predicts of the last stage, and what it was.
+def _print_comparison(compiled: Compiled, folder: Path) -> None:
+    """Prints the predicted and measured times of the last stage, where there is a profile.
 
-    On standard error, for the last line of standard output is the run's own.
+    It goes to standard error, because the last line of standard output is the run's own.
     """
-    from flowrl.cli.simulate import beside_run
+    from flowrl.cli.simulate import compare_run
 
     try:
-        text = beside_run(compiled, folder)
+        text = compare_run(compiled, folder)
     except FlowError as reason:
         text = f"no prediction to compare with: {reason.what}"
     if text:

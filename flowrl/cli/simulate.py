@@ -1,4 +1,4 @@
-"""`flowrl simulate`: a plan on a virtual clock, with the scheduler that runs it for real."""
+"""`flowrl simulate`: runs a plan on a virtual clock, with the scheduler of real runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from flowrl.sim.trace import Trace
     from flowrl.sim.workload import Workload
 
-__all__ = ["SimulateOptions", "beside_run", "run"]
+__all__ = ["SimulateOptions", "compare_run", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
         steps: Steps to simulate.
@@ -39,13 +39,13 @@ class SimulateOptions:
         lengths: A distribution of lengths, or a file of them.
         engines: Engines of each generating role; None takes the plan's.
         profile: Measured times; None looks where `plan.profile` says, or `flowrl profile` writes.
-        stage: Which stage; None takes the last.
-        trace: Where the trace goes; None is `RUNS/NAME.trace.json`.
-        against: A run folder whose steps are shown beside the prediction; lengths are taken from it
-            unless they are named.
+        stage: The name of the stage; None takes the last.
+        trace: The file of the trace; None is `RUNS/NAME.trace.json`.
+        against: A run folder whose steps are compared with the prediction; its lengths are taken
+            unless others are named.
         cluster: Devices to plan for; takes the place of the configuration's.
         pins: Decisions that the plan keeps, `rollout.tp=2`.
-        plan: A plan that was written, in place of a new one.
+        plan: A plan's file, in place of a new plan.
         as_json: Print JSON and nothing else.
     """
 
@@ -67,8 +67,8 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
     """Compiles a configuration and simulates one of its stages.
 
     Raises:
-        FlowError: anything wrong with the configuration or the files, a stage that cannot be
-            simulated, or one in which nothing moves any more.
+        FlowError: The configuration or a file is wrong, the stage cannot be simulated, or nothing
+            moves in it any more.
     """
     from flowrl.config.load import load_config, locating
 
@@ -90,7 +90,7 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     stage = _stage(compiled, options.stage)
     measured = [] if options.against is None else _measured(options.against, stage.name)
     if options.against is not None:
-        _tell_differences(loaded, stage, options.against, options.engines)
+        _warn_of_differences(loaded, stage, options.against, options.engines)
     trace = Trace()
     many = stage.plan.schedule is not None
     cost = _cost(loaded, compiled.config.plan) if many else None
@@ -118,11 +118,11 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     print(f"trace: {path}{left_out} (open it at https://ui.perfetto.dev)")
 
 
-def beside_run(compiled: Compiled, folder: Path) -> str | None:
-    """The prediction of a run's last stage beside what it measured; None without a profile.
+def compare_run(compiled: Compiled, folder: Path) -> str | None:
+    """Returns the prediction of a run's last stage and its measurement; None without a profile.
 
     Raises:
-        FlowError: the stage cannot be simulated, or the profile is of another model.
+        FlowError: The stage cannot be simulated, or the profile is of another model.
     """
     from flowrl.api import profile_of
     from flowrl.sim.compare import beside, beside_text
@@ -146,7 +146,7 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
 
 
 def _expected(compiled: Compiled, stage: CompiledStage) -> str:
-    """What plans take samples to be like."""
+    """Returns the samples that plans assume, in words."""
     from flowrl.graph import Op
     from flowrl.sim.of_plan import rollout_nodes
 
@@ -167,7 +167,7 @@ def _compiled(loaded: LoadedConfig, plan: Path | None) -> Compiled:
 
 
 def _cost(loaded: LoadedConfig, plan: PlanConfig) -> Cost | None:
-    """What a plan over many devices was made with, where that is more than estimates."""
+    """Returns the measured costs of a plan over many devices; None where they are estimates."""
     if plan.profile is None and plan.engine_times == "analytic":
         return None
     from flowrl import api
@@ -205,10 +205,10 @@ def _simulated(
     )
 
 
-def _tell_differences(
+def _warn_of_differences(
     loaded: LoadedConfig, stage: CompiledStage, folder: Path, engines: int | None
 ) -> None:
-    """Warns of a run that is of another configuration than the one that is simulated."""
+    """Warns of a run that has another configuration than the simulated one."""
     from flowrl.sim.run_beside import check_run, differences, differences_text
 
     check_run(folder, stage)
@@ -304,14 +304,14 @@ def _times(
 
 
 def _lengths(options: SimulateOptions) -> str | None:
-    """Those that were asked for: by their name, or as those of a run."""
+    """Returns the lengths that are asked for: by their name, or those of a run."""
     if options.lengths is None and options.against is not None:
         return str(options.against)
     return options.lengths
 
 
 def _replaces_lengths(options: SimulateOptions) -> bool:
-    """Whether other lengths are simulated than the run had that stands beside."""
+    """True if other lengths are simulated than those of the compared run."""
     if options.against is None or options.lengths is None:
         return False
     return Path(options.lengths) not in (options.against, options.against / "samples.jsonl")
@@ -328,7 +328,7 @@ def _planned_lengths(stage: CompiledStage, node: Node, plan: PlanConfig) -> str:
 
 
 def _other_lengths(stage: CompiledStage, lengths: str | None, plan: PlanConfig) -> str | None:
-    """The lengths that the plan was made for, where those that are simulated are not these."""
+    """Returns the lengths of the plan where other lengths are simulated, else None."""
     from flowrl.sim.lengths import parse_lengths
     from flowrl.sim.of_plan import rollout_nodes
 

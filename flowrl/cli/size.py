@@ -52,7 +52,7 @@ def run(config: Path, overrides: Sequence[str], options: SizeOptions) -> None:
     """Prints the fewest devices on which the last stage fits, or a table of several numbers.
 
     Raises:
-        FlowError: the configuration is wrong, the devices are not known, or the job fits no number
+        FlowError: The configuration is wrong, the devices are not known, or the job fits no number
             of them.
     """
     _refuse_plan(config, options)

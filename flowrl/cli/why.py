@@ -27,44 +27,44 @@ _SAMPLE = re.compile(r"(\d+/\d+)(?:/(\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What is known of a sample in one rollout.
+class _RolloutHistory:
+    """The history of a sample in one rollout.
 
     Attributes:
-        story: None where the journal does not go back to it.
-        missing: Why there is no story.
-        row: Of samples.jsonl; None where no step has reported it.
+        history: Its events; None where the journal does not have them.
+        missing: Why there is no history.
+        row: Its row of samples.jsonl; None where no step has reported it.
     """
 
     stage: str
     rollout: str
-    story: SampleHistory | None
+    history: SampleHistory | None
     missing: str = ""
     row: SampleRow | None
 
     def __str__(self) -> str:
         lines = [f"{self.stage}, {self.rollout}"]
-        if self.story is not None:
-            lines += str(self.story).splitlines()
+        if self.history is not None:
+            lines += str(self.history).splitlines()
         elif self.row is not None:
             lines.append(f"sample {self.row.sample}: {self.row.end}{_by_weights(self.row)}")
         if self.row is not None:
-            lines += _told_of_row(self.row)
-        if self.story is None:
+            lines += _row_lines(self.row)
+        if self.history is None:
             lines.append(f"  when and where it ran is not known: {self.missing}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
-        """For scripts."""
+        """Returns the JSON form, for scripts."""
         value: dict[str, object] = {"stage": self.stage, "rollout": self.rollout}
-        if self.story is not None:
+        if self.history is not None:
             value |= {
-                "state": self.story.state,
-                "spans": [list(span) for span in self.story.spans],
-                "age": self.story.age,
+                "state": self.history.state,
+                "spans": [list(span) for span in self.history.spans],
+                "age": self.history.age,
                 "moments": [
                     {"event": m.event_id, "at_s": m.at_s, "text": m.text}
-                    for m in self.story.moments
+                    for m in self.history.moments
                 ],
             }
         else:
@@ -79,7 +79,7 @@ def _by_weights(row: SampleRow) -> str:
     return f"; tokens: {parts}" if parts else ""
 
 
-def _told_of_row(row: SampleRow) -> list[str]:
+def _row_lines(row: SampleRow) -> list[str]:
     return [
         f"  {_end_of(row)}; {counted(row.num_tokens, 'token')}{_score_of(row)}",
         f"  prompt {_excerpt(row.prompt)}",
@@ -96,13 +96,14 @@ def _score_of(row: SampleRow) -> str:
 
 
 def run(folder: Path, sample: str, *, as_json: bool) -> None:
-    """Prints the story of a sample in every rollout that has one of this name.
+    """Prints the history of a sample in every rollout that has one of this name.
 
-    A group, `EPOCH/PROMPT`, is told by a line for each of its samples.
+    A group, `EPOCH/PROMPT`, has a line for each of its samples.
 
     Raises:
-        CheckpointError: no run is there.
-        ConfigError: it has no such sample, with the nearest ones; what is asked for is none.
+        CheckpointError: The folder has no run.
+        ConfigError: The run has no such sample, or the name is no sample's; the error has the
+            nearest ones.
     """
     opened = RunFolder.open(folder)
     asked = _SAMPLE.fullmatch(sample)
@@ -116,31 +117,35 @@ def run(folder: Path, sample: str, *, as_json: bool) -> None:
         )
     group, member = asked.groups()
     if member is None:
-        _tell_group(opened, group, as_json=as_json)
+        _print_group(opened, group, as_json=as_json)
         return
     journals = rollout_journals(folder)
     rows = {(r.stage, r.rollout): r for r in opened.samples_of(group, member)}
-    told = _told(journals, rows, SampleId(sample), _setting(opened, "journal_mb"))
-    if not told:
+    histories = _histories(journals, rows, SampleId(sample), _setting(opened, "journal_mb"))
+    if not histories:
         raise _unknown(opened, group, member, journals)
     if as_json:
-        print(json.dumps({"sample": sample, "told": [one.to_json() for one in told]}, indent=2))
+        print(
+            json.dumps(
+                {"sample": sample, "told": [history.to_json() for history in histories]}, indent=2
+            )
+        )
     else:
-        print("\n\n".join(map(str, told)))
+        print("\n\n".join(map(str, histories)))
 
 
-def _tell_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
+def _print_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
     rollouts: dict[tuple[str, str], list[SampleRow]] = {}
     for row in opened.samples_of(group):
         rollouts.setdefault((row.stage, row.rollout), []).append(row)
     if not rollouts:
         raise _unknown(opened, group, None, rollout_journals(opened.path))
     if as_json:
-        told = [
+        rows_by_rollout = [
             {"stage": stage, "rollout": rollout, "rows": [row.to_json() for row in rows]}
             for (stage, rollout), rows in rollouts.items()
         ]
-        print(json.dumps({"group": group, "told": told}, indent=2))
+        print(json.dumps({"group": group, "told": rows_by_rollout}, indent=2))
         return
     for (stage, rollout), rows in rollouts.items():
         print(f"{stage}, {rollout}")
@@ -158,35 +163,35 @@ def _tell_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
     print(f"history of one: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
 
 
-def _told(
+def _histories(
     journals: Sequence[SampleFiles],
     rows: Mapping[tuple[str, str], SampleRow],
     sample: SampleId,
     journal_mb: int,
-) -> list[_Told]:
+) -> list[_RolloutHistory]:
     found = []
     for files in journals:
         journal = files.of_sample(sample)
-        story = None if journal is None else sample_history(journal, sample)
+        history = None if journal is None else sample_history(journal, sample)
         row = rows.get((files.stage, files.rollout))
-        if story is not None and story.state is None:
-            story = None
-        if story is not None or row is not None:
+        if history is not None and history.state is None:
+            history = None
+        if history is not None or row is not None:
             found.append(
-                _Told(
+                _RolloutHistory(
                     stage=files.stage,
                     rollout=files.rollout,
-                    story=story,
-                    missing="" if story else _why_missing(files, journal_mb),
+                    history=history,
+                    missing="" if history else _why_missing(files, journal_mb),
                     row=row,
                 )
             )
     known = {(files.stage, files.rollout) for files in journals}
     found += [
-        _Told(
+        _RolloutHistory(
             stage=stage,
             rollout=rollout,
-            story=None,
+            history=None,
             missing="this rollout has no journal (runtime.journal_mb=0 writes none)",
             row=row,
         )
@@ -197,7 +202,7 @@ def _told(
 
 
 def _setting(opened: RunFolder, name: str) -> int:
-    """A number of the run's `runtime`; 0 where its configuration says none."""
+    """Returns a number of the run's section `runtime`; 0 where its configuration has none."""
     config = yaml.safe_load(opened.config_path.read_text(encoding="utf-8"))
     section = config.get("runtime") if isinstance(config, dict) else None
     value = section.get(name) if isinstance(section, dict) else None
@@ -255,13 +260,13 @@ def _unknown(
 
 
 def _last_member(opened: RunFolder, group: str) -> int:
-    """The greatest member with a row; -1 where the group has none."""
+    """Returns the greatest member with a row; -1 where the group has none."""
     members = (int(row.sample.rpartition("/")[2]) for row in opened.samples_of(group))
     return max(members, default=-1)
 
 
 def _nearest(group: str, groups: Iterable[str]) -> list[str]:
-    """Up to three groups whose epoch, and then whose prompt, lies nearest."""
+    """Returns up to three groups whose epoch, and then whose prompt, is nearest."""
     wanted = _numbers(group)
 
     def distance(name: str) -> tuple[int, int, int]:

@@ -110,7 +110,8 @@ def expand_plan_route(
     """
     if route.node is None:
         raise PlanError(
-            f"the weights of {route.source} travel as a whole ({route.transport}), not in slices",
+            f"the weights of {route.source} are transferred as a whole ({route.transport}), not in "
+            "slices",
             where=f"weight_routes: {route.source} to {route.destination}",
             hint="only routes in slices are written out",
         )

@@ -174,7 +174,11 @@ def test_routes_of_several_uses_are_told_apart(flowrl: Run, job: list[str], tmp_
 
 def test_where_nothing_travels_that_is_said(flowrl: Run):
     words = ["configs/dpo.yaml", *NODE, "--routes", "*"]
-    assert flowrl(*words) == (0, "no weights travel: all are used where they are trained\n", "")
+    assert flowrl(*words) == (
+        0,
+        "no weights are transferred: all are used where they are trained\n",
+        "",
+    )
     assert flowrl(*words, "--json") == (0, "[]\n", "")
 
 
@@ -194,7 +198,7 @@ def test_a_pattern_without_a_match_gets_the_nearest_that_has_one(
 ):
     code, out, err = flowrl(CONFIG, *NODE, "--routes", names, "--json")
     assert (code, out) == (2, "")
-    assert err.startswith("error: --routes: no parameter that travels has such a name\n")
+    assert err.startswith("error: --routes: no transferred parameter has such a name\n")
     assert f"  found: {names!r}; expected: of actor: " in err
     assert expected in err
     assert f"  to fix: {hint}" in err
@@ -206,7 +210,7 @@ def test_a_pattern_without_a_match_gets_the_nearest_that_has_one(
         (["configs/quickstart.yaml"], "a plan for one device (actor in place)", "add --cluster F"),
         (
             ["configs/quickstart.yaml", "--cluster", "configs/clusters/laptop.yaml"],
-            "travel as a whole",
+            "transferred as a whole",
             "name a cluster of several accelerators in the place of configs/clusters/laptop.yaml",
         ),
         (
