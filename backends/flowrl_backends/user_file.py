@@ -12,30 +12,32 @@ from types import CodeType, ModuleType
 __all__ = ["run_file"]
 
 _WRITTEN: dict[str, int] = {}
-"""When the file of each module that was run here was written, in ns: a notebook's process lives
-longer than what a person has in the file."""
+"""The modification time in ns of each module's file when it was run: a notebook's process can
+outlive several versions of a file."""
 
 
 class _Source(SourceFileLoader):
-    """Reads the source each time: bytecode on disk can be of an edit within the same second."""
+    """A loader that reads the source each time: cached bytecode can be older than the source if
+    both were written within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def run_file(path: Path, *, kind: str) -> ModuleType:
-    """The module of a file that exists, run once for each time it is written.
+    """Runs an existing file, once after each change, and returns its module.
 
-    Its folder can be imported from, as for a script. What the file itself raises is not caught: its
-    traceback is the user's.
+    Modules in its folder can be imported, as for a script. Errors of the file itself are not
+    caught: their traceback is the user's.
 
     Args:
-        kind: What the file is for, `reward`: files of different kinds are run apart.
+        path: The file.
+        kind: The purpose of the file, such as `reward`; a file is run once for each kind.
     """
     file = path.resolve()
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    # A name that no import statement can hit, so that the file never shadows an installed module.
+    # A name that no import statement can have, so that the file never shadows another module.
     name, written = f"flowrl {kind} {file}", file.stat().st_mtime_ns
     if name in sys.modules and _WRITTEN.get(name) == written:
         return sys.modules[name]

@@ -153,5 +153,5 @@ def test_tools_need_names_that_can_stand_in_a_call():
     for names in ({}, {"a b": str}, {"<": str}):
         with pytest.raises(ValueError, match="tools need names"):
             ToolEnvironment(names)
-    with pytest.raises(NotImplementedError, match="ToolEnvironment says not how"):
+    with pytest.raises(NotImplementedError, match="does not define grade"):
         ToolEnvironment({"a": str}).step("no call")

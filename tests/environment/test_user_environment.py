@@ -281,8 +281,8 @@ def test_a_class_that_cannot_be_used_is_refused_when_it_is_opened(
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("", "this names no environment"),
-        ("games.py", "this names no environment"),
+        ("", "this is not a reference to an environment"),
+        ("games.py", "this is not a reference to an environment"),
         ("nowhere/games.py:Game", "no such environment file"),
     ],
 )

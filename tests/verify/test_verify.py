@@ -262,8 +262,8 @@ def test_a_reward_file_imports_its_neighbours_and_keeps_its_dataclasses(tmp_path
 @pytest.mark.parametrize(
     ("function", "what"),
     [
-        ("rewards.txt:f", "this names no function"),
-        ("rewards.py", "this names no function"),
+        ("rewards.txt:f", "this is not a reference to a function"),
+        ("rewards.py", "this is not a reference to a function"),
         ("absent.py:f", "no such reward file"),
         ("rewards.py:g", "has no function 'g'"),
     ],

@@ -5,14 +5,14 @@ In the config:
     roles:
       game: {backend: environment, environment: "examples/guess.py:Guess", options: {size: 16}}
 
-In that file, a class whose `reset` begins an episode and whose `step` answers a turn; plain
-functions (run in threads) and coroutines both do:
+The file defines a class whose `reset` begins an episode and whose `step` answers a turn. Both may
+be plain functions (run in threads) or coroutines:
 
     class Guess:
         def __init__(self, size=16): ...
         async def reset(self, row, seed):      # also: prompt, answer, sample
             self.hidden = int(row["number"])
-            return ""                          # what the policy reads behind the prompt
+            return ""                          # the text after the prompt
         async def step(self, text):            # also: turn, finish, tokens
             return Step("=", reward=1.0, done=True) if int(text) == self.hidden else Step("<")
 """

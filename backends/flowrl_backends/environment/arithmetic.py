@@ -5,8 +5,8 @@
     signed  = { "+" | "-" } ( number | "(" sum ")" )
     number  = digits [ "." digits ] | "." digits
 
-Spaces may stand anywhere between these. Work and memory are bounded by the length of the text:
-there are no powers, and of digits a result has at most as many as the numbers together.
+Spaces are allowed between all of these. Time and memory are bounded by the length of the text:
+there are no powers, and a result has at most as many digits as all numbers together.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from flowrl_backends.environment.tools import ToolError
 __all__ = ["calculate"]
 
 _MAX_LENGTH = 200
-"""Characters of a calculation."""
+"""The maximum number of characters of a calculation."""
 _MAX_DEPTH = 40
-"""Parentheses within one another."""
+"""The maximum depth of nested parentheses."""
 _MAX_PLACES = 12
-"""Decimals of a result; one that needs more is written as a fraction."""
+"""The maximum number of decimals of a result; a result with more is written as a fraction."""
 _TOKEN = re.compile(r"\s*(?:(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<sign>[-+*/()]))", re.ASCII)
 
 
 def calculate(text: str) -> str:
-    """The value of a sum, product or quotient of numbers.
+    """Computes a sum, product or quotient of numbers.
 
-    A value with at most 12 decimal places is written with these; any other as a fraction in lowest
-    terms.
+    A value with at most 12 decimal places is written as a decimal number; any other as a fraction
+    in lowest terms.
 
     Raises:
-        ToolError: it is no such text, or divides by zero; says where.
+        ToolError: The text is not a calculation, or divides by zero; with the column.
 
     >>> calculate("12+7"), calculate("2*(3.5-1)/4"), calculate("1/3")
     ('19', '1.25', '1/3')
@@ -48,7 +48,7 @@ def calculate(text: str) -> str:
 
 
 class _Parser:
-    """Reads from left to right; `column` is of the next token, from 1."""
+    """A parser that reads from left to right; `column` is the next token's, counted from 1."""
 
     def __init__(self, text: str) -> None:
         self._text = text.rstrip()
@@ -71,7 +71,7 @@ class _Parser:
         self._place = match.end()
 
     def _take(self, signs: str) -> str:
-        """The next token where it is one of these signs; else nothing."""
+        """Returns and consumes the next token if it is one of these signs; else returns ""."""
         if not self._token or self._token not in signs:
             return ""
         sign = self._token
@@ -117,7 +117,7 @@ class _Parser:
         return value
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Raises an error if there is another token."""
         if self._token:
             raise ToolError(f"{self._token!r} at column {self._column}")
 

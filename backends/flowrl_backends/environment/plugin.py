@@ -1,4 +1,4 @@
-"""What the entry point `environment` names."""
+"""The plug-in of the entry point `environment`."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class EnvironmentPlugin:
     )
 
     def check(self) -> BackendStatus:
-        """Always usable: it needs nothing that flowrl does not need."""
+        """Returns that the plug-in is usable: it has no dependencies besides flowrl's."""
         return BackendStatus(usable=True)
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         _refuse(context.role, "generate")
 
     def open_train(self, context: PolicyContext) -> TrainBackend:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         _refuse(context.role, "train")
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         _refuse(context.role, "score")
 
     def open_environment(self, context: EnvironmentContext) -> Environment:
-        """The environment that `context.environment` names."""
-        # asyncio is nothing for those who only list backends.
+        """Opens the environment that `context.environment` names."""
+        # Listing the backends should not import asyncio.
         from flowrl_backends.environment.user_environment import UserEnvironment
 
         return UserEnvironment(context)

@@ -1,4 +1,4 @@
-"""What a user's `step` returns."""
+"""The result of a user's `step`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Step:
     """The answer to a turn of the policy.
 
     Attributes:
-        observation: What the policy reads before its next turn: text, or an array of token ids.
-        reward: Of this turn; an episode's score is their sum.
-        done: The episode is over; nobody reads the observation but people.
-        state: A name for the state that the game is in now, for advantages that compare turns which
-            began in the same state.
+        observation: The input of the policy before its next turn: text, or an array of token ids.
+        reward: The reward of this turn; an episode's score is the sum of its rewards.
+        done: True if the episode is over; then the observation is for logs only.
+        state: A name for the current state of the environment, for advantages that compare turns
+            which began in the same state.
         metrics: Further numbers by name, summed over the turns of an episode.
 
     >>> Step("<", reward=-0.1)
@@ -33,7 +33,7 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def outcome(self) -> Outcome:
-        """The same for the protocol."""
+        """Returns the step as an `Outcome` of the protocol."""
         return Outcome(
             observation=self.observation,
             reward=self.reward,

@@ -1,8 +1,7 @@
 """Plain functions for an event loop, in daemon threads.
 
-Not `asyncio.to_thread`: its threads are waited for when Python ends, so that one function that
-never comes back would hold the whole process. Here such a thread is left behind, and another one
-takes its place.
+`asyncio.to_thread` is not used: Python waits for its threads at exit, so that one function that
+never returns would block the whole process. Here such a thread is abandoned and replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _Result: TypeAlias = tuple[Any, BaseException | None]
 
 
 class Threads:
-    """Threads that wait for work, as many as there was work at once; of one event loop.
+    """A pool of threads for one event loop, as large as the largest number of concurrent calls.
 
     >>> async def main() -> int:
     ...     threads = Threads("example")
@@ -38,9 +37,9 @@ class Threads:
         self._closed = False
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises (a StopIteration as a RuntimeError).
+        """Returns the function's result or raises its error (a StopIteration as a RuntimeError).
 
-        Cancelled, it goes on unnoticed.
+        If this call is cancelled, the function continues and its result is dropped.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
@@ -48,14 +47,14 @@ class Threads:
         inbox.put((function, future))
         value, error = await future
         if isinstance(error, StopIteration):
-            # No coroutine can raise it; without this, whose line it was would be lost.
+            # No coroutine can raise it; this keeps its traceback.
             raise RuntimeError("StopIteration").with_traceback(error.__traceback__)
         if error is not None:
             raise error
         return value
 
     def close(self) -> None:
-        """Ends threads that have nothing to do; the others end after what they do."""
+        """Ends idle threads; the others end after their current call."""
         self._closed = True
         for inbox in self._idle:
             inbox.put(None)
@@ -70,19 +69,19 @@ class Threads:
                 result: _Result = (None, None)
                 try:
                     result = function(), None
-                # Whatever it raises belongs to whoever awaits it, SystemExit included.
+                # Every error goes to the awaiting caller, SystemExit included.
                 except BaseException as error:
                     result = None, error
                 try:
                     loop.call_soon_threadsafe(done, future, result)
                 except RuntimeError:
-                    return  # the loop is closed, and nobody waits any more
+                    return  # the loop is closed, and nothing waits for the result
                 if self._closed:
                     return
 
         def done(future: asyncio.Future[_Result], result: _Result) -> None:
             if self._closed:
-                inbox.put(None)  # it may wait for work already
+                inbox.put(None)  # the thread may already wait for work
             else:
                 self._idle.append(inbox)
             if not future.done():

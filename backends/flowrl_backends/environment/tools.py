@@ -1,15 +1,15 @@
-"""Episodes in which the policy may call tools, and ends with an answer.
+"""Episodes in which the policy may call tools before it answers.
 
-A turn that holds a call `<NAME>ARGUMENT</NAME>` is answered with what the tool of that name says of
-the argument; the first call of a turn counts. A turn without a call is the answer: it is graded,
-and the episode is over. The policy hands over by its stop token, as after any turn.
+A turn with a call `<NAME>ARGUMENT</NAME>` gets the tool's result for the argument; the first call
+of a turn counts. A turn without a call is the answer: it is graded, and the episode is over. The
+policy ends a call with its stop token, as any turn.
 
     prompt      What is 47*38, and 5 more?
     turn 0      <calc>47*38+5</calc>
     tool        1791
     turn 1      1791                        graded, done
 
-A class of one's own says which tools there are and how an answer is graded:
+A subclass defines the tools and the grading of answers:
 
 >>> class Shout(ToolEnvironment):
 ...     def __init__(self) -> None:
@@ -25,8 +25,8 @@ A class of one's own says which tools there are and how an answer is graded:
 >>> episode.step("HEY")
 Step(observation='', reward=1.0, done=True, state=None, metrics={'calls': 0.0})
 
-Tools are plain functions from text to text; `step` runs in a thread, so they may take their time.
-A policy's mistake is answered: a tool raises `ToolError`, and the policy reads what is wrong.
+Tools are plain functions from text to text; `step` runs in a thread, so they may be slow. For a
+mistake of the policy, a tool raises `ToolError`, and the policy gets its message.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ __all__ = ["ToolEnvironment", "ToolError"]
 
 
 class ToolError(Exception):
-    """A tool cannot do anything with its argument; the policy is told why."""
+    """A tool cannot use its argument; the policy gets the message."""
 
 
 class ToolEnvironment:
     """One episode with tools; see the module.
 
     Args:
-        tools: By the name that calls have. Plain words of letters, digits and `_`.
-        reply: What the policy reads; `{}` is what the tool said. With a chat model, the place for
-            the marks of a new turn.
-        error: What stands for the result where a tool raised a `ToolError`; `{}` is its message.
+        tools: The tools by the names in calls, which consist of letters, digits and `_`.
+        reply: The template of the observation; `{}` is the tool's result. For a chat model, it
+            contains the marks of a new turn.
+        error: The template of the result after a `ToolError`; `{}` is its message.
 
     Attributes:
         row: The data row of the episode.
@@ -73,7 +73,7 @@ class ToolEnvironment:
         self.row: Mapping[str, object] = {}
 
     def reset(self, row: Mapping[str, object], seed: int) -> str:
-        """Begins an episode; the prompt says it all."""
+        """Begins an episode without an observation besides the prompt."""
         self.row = row
         return ""
 
@@ -84,11 +84,11 @@ class ToolEnvironment:
             return Step(reward=self.grade(text), done=True, metrics={"calls": 0.0})
         name, argument = call.groups()
         try:
-            said = self._tools[name](argument)
+            result = self._tools[name](argument)
         except ToolError as mistake:
-            said = self._error.replace("{}", str(mistake))
-        return Step(self._reply.replace("{}", said), metrics={"calls": 1.0})
+            result = self._error.replace("{}", str(mistake))
+        return Step(self._reply.replace("{}", result), metrics={"calls": 1.0})
 
     def grade(self, answer: str) -> float:
-        """The reward of the policy's answer, a turn without a call; `row` is the task's."""
-        raise NotImplementedError(f"{type(self).__name__} says not how answers are graded")
+        """Returns the reward of the policy's answer, a turn without a call; `row` is the task's."""
+        raise NotImplementedError(f"{type(self).__name__} does not define grade(answer)")

@@ -1,4 +1,4 @@
-"""A user's class as an `Environment`: one object an episode, made when it begins."""
+"""A user's class as an `Environment`: each episode has an object, created when it begins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flowrl_backends.user_file import run_file
 __all__ = ["UserEnvironment"]
 
 _OFFERED: Mapping[str, tuple[str, ...]] = ENVIRONMENT_OFFERS
-"""What the methods of an episode may ask for by their parameters' names."""
+"""The values that the methods of an episode may request by the names of their parameters."""
 
 Factory: TypeAlias = Callable[..., Any]
 
@@ -37,19 +37,19 @@ Factory: TypeAlias = Callable[..., Any]
 class UserEnvironment:
     """The episodes of a class that the user wrote.
 
-    `reset` and `step` get what their parameters name, of `row`, `seed`, `prompt`, `answer` and
-    `sample`, and of `text`, `turn`, `finish` and `tokens`; a parameter with a default may have any
-    other name. Coroutines run on the event loop; of a class without a coroutine `reset`, objects
-    are made in a thread, and plain functions run in one. An object may have a `close()`.
+    `reset` gets those of `row`, `seed`, `prompt`, `answer` and `sample` that its parameters name,
+    and `step` those of `text`, `turn`, `finish` and `tokens`; a parameter with a default may have
+    any other name. Coroutines run on the event loop, plain functions in a thread. If `reset` is not
+    a coroutine, objects are also created in a thread. An object may have a `close()`.
 
     Args:
-        context: `environment` is `FILE.py:NAME` or `module:NAME`; NAME makes an episode's object
-            from `options`.
+        context: The context, whose `environment` is `FILE.py:NAME` or `module:NAME`; NAME creates
+            an episode's object from `options`.
 
     Raises:
-        BackendError: there is no such class, or it does not take these options or asks for what is
-            not offered. What the file itself raises when it is run is not caught: its traceback is
-            the user's.
+        BackendError: The class does not exist, does not accept these options, or has a parameter
+            that is not offered. Errors of the file itself are not caught: their traceback is the
+            user's.
     """
 
     def __init__(self, context: EnvironmentContext) -> None:
@@ -72,21 +72,21 @@ class UserEnvironment:
         made = make() if self._resets_in_loop else await self._threads.run(make)
         self._episodes[episode.sample] = made
         offered = {name: getattr(episode, name) for name in _OFFERED["reset"]}
-        said = await self._call(made, "reset", offered)
-        if isinstance(said, str):
-            return Observation(content=said)
-        if not isinstance(said, Observation):
-            raise self._returned("reset", said, "text or an Observation")
-        return said
+        returned = await self._call(made, "reset", offered)
+        if isinstance(returned, str):
+            return Observation(content=returned)
+        if not isinstance(returned, Observation):
+            raise self._returned("reset", returned, "text or an Observation")
+        return returned
 
     async def step(self, sample: SampleId, action: Action) -> Outcome:
         """See `Environment`."""
         offered = {name: getattr(action, name) for name in _OFFERED["step"]}
-        said = await self._call(self._episodes[sample], "step", offered)
-        if not isinstance(said, Step):
+        returned = await self._call(self._episodes[sample], "step", offered)
+        if not isinstance(returned, Step):
             expected = "a Step: write `return Step(observation, reward=..., done=...)`"
-            raise self._returned("step", said, expected)
-        return said.outcome()
+            raise self._returned("step", returned, expected)
+        return returned.outcome()
 
     async def close_episode(self, sample: SampleId) -> None:
         """See `Environment`."""
@@ -107,36 +107,36 @@ class UserEnvironment:
         arguments = {name: offered[name] for name in self._names(type(made), method)}
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
-        assert callable(function)  # `_names` has looked
-        said = await self._threads.run(partial(function, **arguments))
-        # A plain function around a coroutine, as decorators make them.
-        return await said if inspect.isawaitable(said) else said
+        assert callable(function)  # checked by `_names`
+        returned = await self._threads.run(partial(function, **arguments))
+        # A decorator can make a plain function that returns a coroutine.
+        return await returned if inspect.isawaitable(returned) else returned
 
     def _names(self, kind: type, method: str) -> tuple[str, ...]:
-        """Parameters of a method that are offered."""
-        found = self._parameters.get((kind, method))
-        if found is None:
-            found = _parameters(kind, method, self._target, where=f"{self._where}.environment")
-            self._parameters[kind, method] = found
-        return found
+        """Returns the parameters of a method that are offered."""
+        names = self._parameters.get((kind, method))
+        if names is None:
+            names = _parameters(kind, method, self._target, where=f"{self._where}.environment")
+            self._parameters[kind, method] = names
+        return names
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Where the methods stand, `/games/guess.py:31 in step`, for answers that are of no use."""
+        """The places of the methods, `/games/guess.py:31 in step`, for errors of their results."""
         made = next(iter(self._episodes.values()), self._factory)
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         for method in _OFFERED:
             function = inspect.unwrap(getattr(made, method, made))
             code = getattr(function, "__code__", None)
             if code is not None:
-                found[method] = f"{definition_of(function)} in {method}"
-        return found
+                places[method] = f"{definition_of(function)} in {method}"
+        return places
 
     def _check_options(self) -> None:
         try:
             signature = inspect.signature(self._factory)
         except (TypeError, ValueError):
-            return  # one without a signature says so itself when it is called
+            return  # without a signature, the call itself reports wrong options
         try:
             signature.bind(**self._options)
         except TypeError as reason:
@@ -164,7 +164,7 @@ def _load(target: str, *, where: str) -> Factory:
     place, _, name = target.rpartition(":")
     if not place or not name.isidentifier():
         raise BackendError(
-            "this names no environment",
+            "this is not a reference to an environment",
             where=where,
             found=repr(target),
             expected="FILE.py:NAME or module:NAME",
@@ -197,7 +197,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
             "no such environment file",
             where=where,
             found=str(path),
-            hint=f"paths are taken from the working folder, {Path.cwd()}",
+            hint=f"paths are relative to the working folder, {Path.cwd()}",
         )
     return run_file(path, kind="environment")
 

@@ -15,7 +15,7 @@ class TermOptions:
     """Typed reads of a term's options.
 
     Attributes:
-        where: Key of the term in the config, such as `rewards.terms[0]`.
+        where: The key of the term in the config, such as `rewards.terms[0]`.
     """
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
@@ -23,11 +23,11 @@ class TermOptions:
         self.where = where
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; the default where the key is missing.
+        """Returns a finite number; the default if the key is missing.
 
         Raises:
-            ConfigError: It is none, or missing without a default. The other reads raise it
-                likewise.
+            ConfigError: The value is not a finite number, or is missing without a default. The
+                other methods raise it in the same cases.
         """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -37,28 +37,28 @@ class TermOptions:
         return float(value)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number."""
+        """Returns a whole number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "not a whole number", value)
         return value
 
     def truth(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "neither true nor false", value)
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Text."""
+        """Returns a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "no text", value)
         return value
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """One of `choices`; the first where the key is missing."""
+        """Returns one of `choices`; the first if the key is missing."""
         value = self.text(key, choices[0])
         if value not in choices:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the entry point `verify` names; it imports its terms when a scorer opens."""
+"""The plug-in of the entry point `verify`; it imports its terms when a scorer opens."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class VerifyPlugin:
     )
 
     def check(self) -> BackendStatus:
-        """Always usable: it needs nothing that flowrl does not need."""
+        """Returns that the plug-in is usable: it has no dependencies besides flowrl's."""
         return BackendStatus(usable=True)
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         raise _only_scores(context, "generate")
 
     def open_train(self, context: PolicyContext) -> TrainBackend:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         raise _only_scores(context, "train")
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
-        """A scorer of the terms in `context`."""
+        """Opens a scorer with the terms in `context`."""
         from flowrl_backends.verify.scorer import Scorer
 
         return Scorer(context)
 
     def open_environment(self, context: EnvironmentContext) -> Environment:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         raise _only_scores(context, "be an environment")
 
 

@@ -1,18 +1,18 @@
 """The scorer: each reward term of the config as a function of a sample, and their weighted sum.
 
-    kind            value 1 where ...; 0 elsewhere
+    kind            value 1 if ...; else 0
     exact_match     the stripped response is the stripped answer
     numeric_match   the response's last number is the answer's last number, to a tolerance
     gsm8k           the number after the response's last `####` is exactly the answer's
     format          the whole response matches the pattern; the dot matches newlines
     python          (any number that the user's function returns)
 
-`flowrl.algo.numbers` says what a number is: what cannot be read as one number matches nothing. A
-reference answer that cannot be read, where a number is needed, is a fault of the data: rows are
+`flowrl.algo.numbers` defines numbers: text that cannot be read as one number matches nothing. A
+reference answer that cannot be read, if a number is needed, is a mistake in the data: rows are
 refused when they are read, and here it raises `RewardError`; it is never scored 0.
 
 `flowrl_backends.verify.shaping` adds terms by length, ending and repetition. Two of those are `of`
-another term: in the sum they stand in its place, with its weight.
+another term: in the sum they replace it, with its weight.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from flowrl_backends.verify.user_function import UserFunction
 __all__ = ["Scorer"]
 
 Term: TypeAlias = Callable[[ScoreRequest, Mapping[str, float]], float]
-"""A term of a sample and the values of the terms before it, by name."""
+"""A function of a sample and the values of the previous terms, by name."""
 
 
 class Scorer:
     """Scores one sample at a time.
 
     Raises:
-        ConfigError: A term that does not exist, a pattern that does not compile, a name twice, a
-            term `of` what is no term before it.
-        RewardError: A reward function that cannot be loaded.
+        ConfigError: A term does not exist, a pattern does not compile, two terms have one name, or
+            a term is `of` a term that does not precede it.
+        RewardError: A reward function cannot be loaded.
     """
 
     def __init__(self, context: ScoreContext) -> None:
         self.on_term: Callable[[str], None] = lambda name: None
         self._terms: dict[str, Term] = {}
-        # Each weight, and the name of the value that it goes with.
+        # Each weight, and the name of its value.
         self._weights: list[tuple[float, str]] = []
         if not context.terms:
             raise ConfigError(
@@ -75,7 +75,7 @@ class Scorer:
                 self._weights.append((options.number("weight", 1.0), name))
 
     def _transform(self, transform: Transformation, name: str, options: TermOptions) -> Term:
-        """Puts a transformation in the place of its term."""
+        """Replaces a term by a transformation of it."""
         of = options.text("of")
         places = [i for i, (_, counted) in enumerate(self._weights) if counted == of]
         if not places:
@@ -91,7 +91,7 @@ class Scorer:
         return lambda request, values: transform(request, values[of])
 
     def score(self, request: ScoreRequest) -> ScoreResult:
-        """The weighted sum of the terms, and each term's own value."""
+        """Returns the weighted sum of the terms, and the value of each term."""
         values: dict[str, float] = {}
         for name, term in self._terms.items():
             self.on_term(name)
@@ -103,7 +103,7 @@ class Scorer:
         return ScoreResult(sample=request.sample, score=total, terms=values)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: there is nothing to free."""
 
 
 def _open_term(kind: object, options: TermOptions) -> Term:
@@ -171,7 +171,7 @@ def _format(options: TermOptions) -> Callable[[ScoreRequest], float]:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as reason:
         raise ConfigError(
-            f"the pattern is no regular expression: {reason}",
+            f"the pattern is not a regular expression: {reason}",
             where=f"{options.where}.pattern",
             found=repr(pattern),
         ) from None

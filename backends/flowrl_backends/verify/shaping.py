@@ -1,15 +1,15 @@
-"""Reward terms that look at length, at how a response ended, at repetition, not at the answer.
+"""Reward terms by length, ending and repetition of a response, without the answer.
 
     kind            value
     overlong        DAPO's length penalty of the response's tokens, at most 0
     repetition      the share of repeated n-grams of words (or characters), times a penalty
-    stop_properly   the named term's value, scaled or replaced where the response was cut off
-    cosine_length   a number by length, for right and for wrong responses; right where the named
-                    term's value is at least `right_from`
+    stop_properly   the named term's value, scaled or replaced if the response was truncated
+    cosine_length   a number by length, for correct and for wrong responses; a response is correct
+                    if the named term's value is at least `right_from`
 
 The formulas are those of `flowrl.algo.maps`. Lengths are in response tokens, the stop token
-included. n-grams are of the text, which is what people see: words are split at white space and
-compared without case; where text has no spaces, `unit: characters` is for it.
+included. n-grams are those of the text: words are split at white space and compared without case;
+`unit: characters` is for text without spaces.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from flowrl_backends.verify.options import TermOptions
 __all__ = ["PENALTIES", "TRANSFORMATIONS", "Penalty", "Transformation"]
 
 Penalty: TypeAlias = Callable[[ScoreRequest], float]
-"""A term of a sample alone."""
+"""A function of a sample alone."""
 
 Transformation: TypeAlias = Callable[[ScoreRequest, float], float]
-"""A term of a sample and the value of the term that it is `of`."""
+"""A function of a sample and the value of the term that it is `of`."""
 
 
 def _check(spec: ShapingSpec, options: TermOptions) -> None:
-    """Raises a `ConfigError` where an option has a value that the formula does not take."""
+    """Raises a `ConfigError` if an option has a value that the formula does not allow."""
     for field, value, expected in wrong_fields(spec):
         raise ConfigError(
             f"a reward term cannot have this {field}",

@@ -25,14 +25,15 @@ class UserFunction:
     It is called with those of `prompt`, `response`, `answer` and `row` that its parameters name;
     a parameter with a default may have any other name. It returns a finite number: an int, a
     float, a bool (1 or 0), a Fraction or Decimal, or an array or tensor of one element. None, text
-    and NaN are no numbers, and never become 0.
+    and NaN are not numbers, and never become 0.
 
     Args:
-        target: `FILE.py:NAME`; the file's folder can be imported from, as for a script.
+        target: `FILE.py:NAME`; modules in the file's folder can be imported, as for a script.
+        where: The config key, for messages.
 
     Raises:
-        RewardError: The file or the function is missing, or it asks for what is not offered. What
-            the file itself raises when it is run is not caught: its traceback is the user's.
+        RewardError: The file or the function is missing, or it has a parameter that is not offered.
+            Errors of the file itself are not caught: their traceback is the user's.
     """
 
     def __init__(self, target: str, *, where: str) -> None:
@@ -40,7 +41,7 @@ class UserFunction:
         path, _, name = target.rpartition(":")
         if not path.endswith(".py") or not name.isidentifier():
             raise RewardError(
-                "this names no function",
+                "this is not a reference to a function",
                 where=where,
                 found=repr(target),
                 expected="FILE.py:NAME",
@@ -50,10 +51,10 @@ class UserFunction:
         self._positional, self._keywords = _parameters(function, target, where=where)
 
     def __call__(self, request: ScoreRequest) -> float:
-        """The reward of a sample.
+        """Returns the reward of a sample.
 
         Raises:
-            RewardError: It returned something that is no finite number.
+            RewardError: The function did not return a finite number.
         """
         values: dict[str, object] = {
             "prompt": request.prompt,
@@ -82,7 +83,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
             "no such reward file",
             where=where,
             found=str(path),
-            hint=f"paths are taken from the working folder, {Path.cwd()}",
+            hint=f"paths are relative to the working folder, {Path.cwd()}",
         )
     return run_file(path, kind="reward")
 
@@ -111,7 +112,7 @@ def _function(module: ModuleType, path: Path, name: str, *, where: str) -> Calla
 def _parameters(
     function: Callable[..., object], target: str, *, where: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of what is passed by position and by keyword."""
+    """Returns the names of the arguments to pass by position and by keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -138,7 +139,7 @@ def _parameters(
 
 
 def _number(value: object) -> float | None:
-    """A finite float, or None for what is no number."""
+    """Returns a finite float; None if the value is not a finite number."""
     if not isinstance(value, Real | Decimal) and hasattr(value, "item"):
         try:
             # numpy's and torch's arrays of one element; larger ones raise.
