@@ -285,7 +285,7 @@ def test_a_reward_that_takes_for_ever_to_load_ends_with_an_error(tmp_path):
 
 def test_a_mistake_in_the_terms_keeps_its_type():
     wrong = ScoreContext(role=RoleName("v"), terms=({"kind": "format", "pattern": "("},))
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         ScoringPool(PLUGIN, wrong, timeout_s=1.0)
 
 

@@ -307,7 +307,7 @@ def test_options_that_a_grammar_excludes_are_refused(
     changes: dict[str, Any], characters: Path
 ) -> None:
     world = World(characters)
-    with pytest.raises(BackendError, match="a grammar alone says when a response may end"):
+    with pytest.raises(BackendError, match="a grammar cannot be combined"):
         world.engine.submit([world.ask(0, regex("a"), **changes)])
 
 

@@ -90,5 +90,5 @@ def test_another_kind_of_recompute_is_refused(
 
 
 def test_a_model_without_marked_layers_is_refused() -> None:
-    with pytest.raises(BackendError, match="cannot be computed again"):
+    with pytest.raises(BackendError, match="cannot be recomputed"):
         recomputed_layers(torch.nn.Linear(1, 1)).__enter__()  # type: ignore[arg-type]

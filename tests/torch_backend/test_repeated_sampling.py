@@ -506,7 +506,7 @@ def test_a_token_outside_of_what_it_was_drawn_from_is_refused(qwen: Path) -> Non
     left = rows.kept.ids[rows.kept.offsets[place] :][: rows.kept.counts[place]]
     tokens = rows.tokens.copy()
     tokens[place] = min(set(range(VOCABULARY)) - set(left.tolist()))
-    with pytest.raises(BackendError, match="not among those that it was drawn from") as caught:
+    with pytest.raises(BackendError, match="not among the tokens that its sampler kept") as caught:
         trainer.logprobs(replace(rows, tokens=tokens), 1.0)
     assert caught.value.where == f"sample 0/0/0, token {place}"
     assert caught.value.expected == "one of 4 kept tokens"

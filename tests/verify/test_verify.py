@@ -154,7 +154,7 @@ def test_format_matches_the_whole_response_and_the_dot_takes_newlines():
     ("terms", "what"),
     [
         ((), "nothing to score with"),
-        (({"kind": "format", "pattern": "("},), r"rewards\.terms\[0\]\.pattern: .*no regular"),
+        (({"kind": "format", "pattern": "("},), r"rewards\.terms\[0\]\.pattern: .*not a regular"),
         (({"kind": "exact"},), "no such reward term"),
         (({"kind": "gsm8k", "name": "a"}, {"kind": "exact_match", "name": "a"}), "one name"),
         (({"kind": "gsm8k", "weight": "1"},), "not a number"),

@@ -1,4 +1,4 @@
-"""What is checked and shared before a request takes a slot. numpy only."""
+"""Checks of requests and sharing of prompts before a request takes a slot. numpy only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["check_request", "check_stops", "gather_prompts", "same_context", "ta
 
 
 def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: int) -> None:
-    """Refuses a request that cannot be decoded here.
+    """Refuses a request that the engine cannot decode.
 
     Raises:
-        BackendError: with the sample and the numbers that do not fit.
+        BackendError: The request is invalid; with the sample and the numbers that do not fit.
     """
     where = f"sample {request.sample}"
     num_prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
@@ -26,7 +26,7 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
         raise BackendError("the prompt is empty", where=where, expected="at least one token")
     if max_tokens < 1:
         raise BackendError(
-            "no response token is asked for", where=where, found=f"max_tokens={max_tokens}"
+            "max_tokens allows no response token", where=where, found=f"max_tokens={max_tokens}"
         )
     if num_prompt + max_tokens > context.max_length:
         raise BackendError(
@@ -41,7 +41,7 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
     sampling = request.sampling
     if request.grammar is not None and (sampling.min_tokens or sampling.logprobs == "sampler"):
         raise BackendError(
-            "a grammar alone says when a response may end, and logprobs are those before it",
+            "a grammar cannot be combined with min_tokens or logprobs of the sampler",
             where=where,
             found=f"min_tokens={sampling.min_tokens}, logprobs={sampling.logprobs}",
             expected="min_tokens=0, logprobs=model",
@@ -49,7 +49,7 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
     for part in (request.prompt, request.response):
         if len(part) and (int(part.min()) < 0 or int(part.max()) >= vocab_size):
             raise BackendError(
-                "a token id lies outside the model's vocabulary",
+                "a token id is outside the model's vocabulary",
                 where=where,
                 found=f"ids {int(part.min())} to {int(part.max())}",
                 expected=f"0 to {vocab_size - 1}",
@@ -58,30 +58,30 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
 
 
 def check_stops(context: PolicyContext, vocab_size: int) -> None:
-    """Refuses stop tokens that the model does not have; -1 would be its last token.
+    """Refuses stop tokens outside the model's vocabulary; -1 would be its last token.
 
     Raises:
-        BackendError: with the id.
+        BackendError: A stop token is outside the vocabulary; with the id.
     """
     for token in context.stop_token_ids:
         if not 0 <= token < vocab_size:
             raise BackendError(
-                "a stop token lies outside the model's vocabulary",
+                "a stop token is outside the model's vocabulary",
                 where=f"roles.{context.role}",
                 found=f"id {token}",
                 expected=f"0 to {vocab_size - 1}",
-                hint="mend eos_token_id in generation_config.json or config.json",
+                hint="fix eos_token_id in generation_config.json or config.json",
             )
 
 
 def same_context(one: GenerateRequest, other: GenerateRequest) -> bool:
-    """Whether the two hold the very same prompt and options, and `other` no response yet."""
+    """Returns True if both have the same prompt and options, and `other` has no response."""
     same = other.prompt is one.prompt and other.sampling is one.sampling
     return same and other.grammar is one.grammar and not len(other.response)
 
 
 def takes_no_token(request: GenerateRequest, stop_token_ids: Sequence[int]) -> FinishReason | None:
-    """How a resumed request ends at once, when its kept response is complete already."""
+    """Returns the finish reason of a resumed request whose kept response is complete; else None."""
     if not len(request.response):
         return None
     if int(request.response[-1]) in stop_token_ids:
@@ -92,10 +92,10 @@ def takes_no_token(request: GenerateRequest, stop_token_ids: Sequence[int]) -> F
 
 
 def gather_prompts(requests: Sequence[GenerateRequest]) -> tuple[list[Ints], list[list[int]]]:
-    """The different contexts among `requests`, and who has each.
+    """Returns the distinct contexts of `requests`, and the requests with each.
 
-    Requests share a context when they share a prompt and have no response yet. The key is a hint:
-    equal keys with different prompts are kept apart.
+    Requests share a context if they share a prompt and have no response yet. The key is a hint:
+    equal keys with different prompts give different contexts.
 
     Returns:
         int64 contexts (prompt and response), and for each the indices of its requests, ascending.
@@ -105,9 +105,9 @@ def gather_prompts(requests: Sequence[GenerateRequest]) -> tuple[list[Ints], lis
     known: dict[str, tuple[int, Ints]] = {}
     for i, request in enumerate(requests):
         if not len(request.response) and request.shares_prompt:
-            found = known.get(request.shares_prompt)
-            if found is not None:
-                place, prompt = found
+            shared = known.get(request.shares_prompt)
+            if shared is not None:
+                place, prompt = shared
                 if prompt is request.prompt or np.array_equal(prompt, request.prompt):
                     members[place].append(i)
                     continue

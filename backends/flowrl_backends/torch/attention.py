@@ -1,4 +1,4 @@
-"""The general decoder: a Transformers model's own layers, with its attention led to the KV slots.
+"""The general decoder: a Transformers model's own layers, with attention over the KV slots.
 
 Transformers lets a model's attention be any registered function (`AttentionInterface`), passes
 unknown keyword arguments down to it, and makes no mask for implementations without a mask
@@ -34,15 +34,15 @@ class Decoder(Protocol):
 
     @property
     def weights_seen(self) -> int:
-        """Another number whenever the parameters were found changed by `active`."""
+        """A number that changes whenever `active` detects changed parameters."""
         ...
 
     def refresh(self) -> None:
-        """Takes the parameters for changed."""
+        """Treats the parameters as changed."""
         ...
 
     def active(self) -> AbstractContextManager[None]:
-        """Prepares for steps and tidies up after them; both other methods need it."""
+        """Prepares for steps and cleans up after them; both other methods require it."""
         ...
 
     def prefill(self, tokens: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
@@ -61,14 +61,14 @@ class Decoder(Protocol):
         equal: bool,
         spans: Sequence[RowSpan] = (),
     ) -> Tensor:
-        """One token for each of the rows 0 to n-1.
+        """Decodes one token for each of the rows 0 to n-1.
 
         Args:
             tokens: int64 `[n]`.
             positions: int64 `[n]`.
             length: The longest row with its new token.
-            equal: All rows are equally long.
-            spans: The rows that attend together, in order; () where all do.
+            equal: True if all rows have the same length.
+            spans: The rows that attend together, in order; () if all rows do.
 
         Returns:
             `[n, V]`.
@@ -116,7 +116,7 @@ def _attend(
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Runs `model` with another attention implementation, and puts its own back."""
+    """Runs `model` with another attention implementation, and restores its own."""
     before = model.config._attn_implementation
     if before == name:
         yield
@@ -129,7 +129,7 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 class ModelDecoder:
-    """Any architecture with Transformers' attention interface."""
+    """A decoder for any architecture with Transformers' attention interface."""
 
     def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
         if not model._supports_attention_backend:
@@ -155,7 +155,7 @@ class ModelDecoder:
         self._seen.forget()
 
     def active(self) -> AbstractContextManager[None]:
-        """Lends the model our attention; other users of it meet its own again afterwards."""
+        """Runs the model with this attention and restores the model's own afterwards."""
         self._seen.changed()
         return attention_of(self._model, _NAME)
 

@@ -1,7 +1,7 @@
 """Trainer state on disk: safetensors and JSON, never a pickle.
 
-The caller gives a temporary folder and renames it when it is complete; here every file is written
-and flushed to the disk.
+The caller provides a temporary folder and renames it when it is complete; this module writes every
+file and flushes it to the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @contextmanager
 def system_errors(path: Path) -> Iterator[None]:
-    """Turns what safetensors says of the system, such as a full disk, into an OSError again."""
+    """Converts system errors of safetensors, such as a full disk, to an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Reads safetensors onto the CPU.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: The file is missing or damaged.
     """
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
@@ -74,14 +74,14 @@ def read_json(path: Path) -> dict[str, object]:
     """Reads a JSON object.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: The file is missing or damaged.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise CheckpointError(f"cannot read {path}", found=str(err)) from err
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object", found=type(value).__name__)
+        raise CheckpointError(f"{path} is not a JSON object", found=type(value).__name__)
     return value
 
 

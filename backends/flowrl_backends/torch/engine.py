@@ -2,8 +2,8 @@
 
 A request waits, takes a slot, has its prompt (and kept response) prefilled, and then gains one
 token a step until it stops. Finished rows leave the batch at once, the last row moves into the
-hole, and waiting requests enter behind; the rows in use are always 0 to n-1. A request whose prompt
-a running row has already takes the keys from there (`Prefill`); rows of very unequal length attend
+gap, and waiting requests are appended; the rows in use are always 0 to n-1. A request whose prompt
+is already in a running row copies the keys from it (`Prefill`); rows of very unequal length attend
 in two parts (`RowOrder`).
 
     submit -> waiting -> running -> ended -> reported by poll
@@ -13,10 +13,10 @@ Invariants:
 
 - Rows are independent: options, random stream and stop conditions are each row's own. Tokens do
   not depend on the batch, up to the rounding of the device's matrix products.
-- The host waits for the device once a step, for one truth value: whether any row drew a stop token.
+- The host waits for the device once a step, for one boolean: true if any row sampled a stop token.
   Lengths are known to the host.
-- After a publication, keys and values of earlier tokens stay as the old weights made them; the
-  version spans say which weights drew each token.
+- After a publication, keys and values of earlier tokens remain those of the old weights; the
+  version spans record the weights that sampled each token.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ of scheduling, and in a large batch nearly every step ends some request."""
 class TorchEngine:
     """A `GenerateBackend` over a Transformers model in this process.
 
-    `submit` only queues; `poll` does the work. The KV memory is taken when it is needed and given
-    back by `sleep` and `close`.
+    `submit` only queues; `poll` does the work. The KV memory is allocated when it is needed and
+    freed by `sleep` and `close`.
 
     Args:
-        model: Decoded as it is, on its device; with `shares_weights` it belongs to a trainer, and
+        context: The role's context.
+        model: The model, decoded on its device; with `shares_weights` it belongs to a trainer, and
             `publish` takes no folder.
+        shares_weights: True if the model is a trainer's.
 
     Raises:
-        BackendError: the architecture cannot be decoded from KV slots.
+        BackendError: The architecture cannot be decoded from KV slots.
     """
 
     def __init__(
@@ -119,16 +121,16 @@ class TorchEngine:
 
     @property
     def kv_nbytes(self) -> int:
-        """Bytes of keys and values held now."""
+        """The current size of keys and values in bytes."""
         return self._slots.nbytes
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """See `GenerateBackend`.
 
         Raises:
-            BackendError: an empty or too long prompt, a token outside the vocabulary, a sample that
-                is here already, or a grammar that cannot be held to; no request of the call is
-                taken then.
+            BackendError: A prompt is empty or too long, a token is outside the vocabulary, a sample
+                is already in the engine, or a grammar is not supported; then no request of the call
+                is accepted.
         """
         self._open()
         new: set[SampleId] = set()
@@ -196,8 +198,8 @@ class TorchEngine:
         """See `GenerateBackend`.
 
         Raises:
-            BackendError: a folder for an engine that shares the trainer's weights, or weights that
-                are not this model's.
+            BackendError: The engine shares the trainer's weights and gets a folder, or the weights
+                are not those of this model.
         """
         self._open()
         with self._no_grad():
@@ -218,7 +220,7 @@ class TorchEngine:
         """See `GenerateBackend`.
 
         Raises:
-            BackendError: a request is running.
+            BackendError: A request is running.
         """
         if len(self._rows):
             raise BackendError(
@@ -235,7 +237,7 @@ class TorchEngine:
         self._asleep = True
 
     def wake(self) -> None:
-        """See `GenerateBackend`; memory is taken again with the next request."""
+        """See `GenerateBackend`; memory is allocated again with the next request."""
         self._open()
         self._asleep = False
 
@@ -251,7 +253,7 @@ class TorchEngine:
             raise BackendError("the engine is closed", where=f"role {self._context.role}")
 
     def _no_grad(self) -> torch.inference_mode | torch.no_grad:
-        """The cheaper mode where no module runs: a module may keep a tensor that training meets."""
+        """Returns the cheapest mode without gradients that the trainer's modules allow."""
         return torch.inference_mode() if self._fast else torch.no_grad()
 
     # The loop.
@@ -282,12 +284,12 @@ class TorchEngine:
                 self._model.train()
 
     def _wants_more(self) -> bool:
-        """Whether to prefill now. A few free slots are awaited, so that prefills come together."""
+        """Returns True to prefill now. It waits for a few free slots, to prefill them together."""
         free = self.num_slots - len(self._rows)
         return free >= min(len(self._waiting), max(1, self.num_slots // 16))
 
     def _step(self) -> None:
-        """One token for every row."""
+        """Decodes one token for every row."""
         rows, n = self._rows, len(self._rows)
         uniform = rows.uniform()
         self._slots.reserve(n, self._longest + 1)
@@ -303,7 +305,7 @@ class TorchEngine:
             self._finish_rows(range(n), stopped)
 
     def _draw(self, logits: Tensor, drawn: range, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and logprobs of consecutive rows; `self._options` are theirs."""
+        """Samples tokens and logprobs of consecutive rows, with the options `self._options`."""
         options, rows, forbidden, seen = self._options, self._rows, None, None
         span = slice(drawn.start, drawn.stop)
         if options.penalty is not None:
@@ -329,7 +331,7 @@ class TorchEngine:
         return tokens, logprobs
 
     def _finish_rows(self, rows: range, stopped: Tensor | None) -> None:
-        """Ends those of `rows` that drew a stop token or have all their tokens."""
+        """Ends those of `rows` that sampled a stop token or reached their maximum length."""
         span = slice(rows.start, rows.stop)
         full = self._rows.count[span] >= self._rows.limit[span]
         stop = np.zeros_like(full) if stopped is None else stopped.cpu().numpy()
@@ -341,7 +343,7 @@ class TorchEngine:
     # Rows come and go.
 
     def _admit(self) -> None:
-        """Moves waiting requests into free slots, prefills them and draws their first tokens."""
+        """Moves waiting requests into free slots, prefills them and samples their first tokens."""
         taken: list[GenerateRequest] = []
         while self._waiting and len(self._rows) + len(taken) < self.num_slots:
             request = self._waiting.popleft()
@@ -363,7 +365,7 @@ class TorchEngine:
         self._finish_rows(rows, None if self._stops is None else self._stops[tokens])
 
     def _begin_grammars(self, rows: range) -> None:
-        """Brings the grammars of new rows to where their kept responses are."""
+        """Advances the grammars of new rows by their kept responses."""
         self._constrained = False
         for row in rows:
             run = self._rows.runs[row]
@@ -389,7 +391,7 @@ class TorchEngine:
         self._rows_changed()
 
     def _reorder(self) -> None:
-        """Brings the longest rows first where it pays."""
+        """Moves the longest rows to the front if that saves time."""
         stored = self._rows.stored[: len(self._rows)]
         sources, targets = self._order.moves(stored, self._slots.token_nbytes)
         if targets:
@@ -401,7 +403,7 @@ class TorchEngine:
         self._live.discard(end.sample)
 
     def _rows_changed(self) -> None:
-        """Derives what a step needs from the rows in use."""
+        """Recomputes the state of a step that depends on the rows in use."""
         n = len(self._rows)
         if n == 0:
             return

@@ -7,7 +7,7 @@ module, mask or output object is made. The results equal those of the general pa
 
 The stacked matrices are copies, made for models of up to 256 MiB only (larger models are bound by
 arithmetic and would lose memory) and made again when a parameter has changed, which every poll
-looks for (`SeenParameters`); `refresh` covers what it cannot see, and `publish` calls it.
+checks (`SeenParameters`); `refresh` covers changes that it cannot detect, and `publish` calls it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ the place of several is faster in small models, and large ones have no memory fo
 
 
 def is_llama_like(model: PreTrainedModel) -> bool:
-    """Whether the fast path covers the model."""
+    """Returns True if the fast path supports the model."""
     if type(model).__name__ not in _FAMILY:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}
@@ -48,7 +48,7 @@ def is_llama_like(model: PreTrainedModel) -> bool:
 
 @dataclass(slots=True)
 class _Layer:
-    """What a step reads of one layer.
+    """The parameters of one layer that a step reads.
 
     Matrices are `[in, out]`, views of the parameters' transposes or of their stacked copies: the
     plain matrix product costs a third less to call than `linear`, and adds the residual for free.
@@ -67,7 +67,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Decodes Llama, Mistral, Qwen2 and Qwen3 models; see the module."""
+    """A decoder for Llama, Mistral, Qwen2 and Qwen3 models; see the module."""
 
     def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
         self.slots = slots
@@ -99,7 +99,7 @@ class FusedDecoder:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """See `Decoder.active`: makes the copies anew where a parameter has changed."""
+        """See `Decoder.active`: makes the copies again if a parameter has changed."""
         self._prepare()
         yield
 
@@ -159,7 +159,7 @@ class FusedDecoder:
     def _forward(
         self, tokens: Tensor, cos: Tensor, sin: Tensor, step: DecodeStep | PrefillStep
     ) -> Tensor:
-        """Hidden states `[N, hidden]` after the last layer, of N tokens rotated by `cos`, `sin`."""
+        """Returns hidden states `[N, hidden]` after the last layer, with rotations `cos`, `sin`."""
         num_heads, num_kv, head_dim, eps = self._num_heads, self._num_kv, self._head_dim, self._eps
         rotated, half = num_heads + num_kv, head_dim // 2
         hidden = F.embedding(tokens, self._model.model.embed_tokens.weight)

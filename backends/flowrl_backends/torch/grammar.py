@@ -1,17 +1,17 @@
-"""Grammars: which tokens may come next, so that a whole response is of the form asked for.
+"""Grammars: the tokens that may come next, so that a whole response has the required form.
 
     states = Grammars(context, vocab_size)
     state = states.begin(regex("[0-9]+"), tokens_so_far)
-    state.allowed()      # bool [V]: what goes on, and stop tokens where the response is complete
+    state.allowed()      # bool [V]: continuations, and stop tokens if the response is complete
     state.take(token)
 
-The llguidance library walks the grammar byte by byte; here it is told the bytes of every token, as
-the tokenizer of the model folder decodes them. Special tokens have none and are never allowed, but
-for the stop tokens at the end of a complete response. A response that ends otherwise (`length`,
-`abort`) is the beginning of one.
+The llguidance library follows the grammar byte by byte; it gets the bytes of every token, as the
+tokenizer of the model folder decodes them. Special tokens have no bytes and are never allowed,
+except for the stop tokens at the end of a complete response. A response that ends for another
+reason (`length`, `abort`) is the beginning of a valid one.
 
-Bytes that the grammar leaves no choice about may be held to the tokens that the tokenizer itself
-writes them with; which texts are possible does not change by that.
+Bytes that the grammar determines completely may be restricted to the tokens with which the
+tokenizer itself writes them; the set of possible texts does not change.
 
 JSON is written without spaces, and an object's members in the order of the schema. Regular
 expressions are those of Rust's `regex`: no look-around, no back-references.
@@ -40,7 +40,7 @@ __all__ = ["GrammarState", "Grammars", "forbidden_by", "token_bytes"]
 
 
 class GrammarState:
-    """How far one response has come in its grammar."""
+    """The state of one response in its grammar."""
 
     __slots__ = ("_matcher", "_vocab_size", "_where")
 
@@ -50,10 +50,10 @@ class GrammarState:
         self._where = where
 
     def allowed(self) -> Mask:
-        """bool `[V]`, the tokens that may come next.
+        """Returns bool `[V]`, true at the tokens that may come next.
 
         Raises:
-            BackendError: none may: the vocabulary lacks what the grammar asks for.
+            BackendError: No token is allowed: the vocabulary cannot write what the grammar needs.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
@@ -66,10 +66,10 @@ class GrammarState:
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def take(self, token: int) -> None:
-        """Goes on with a token that was allowed; a stop token ends the response.
+        """Appends an allowed token; a stop token ends the response.
 
         Raises:
-            BackendError: it was not.
+            BackendError: The token is not allowed.
         """
         if not self._matcher.consume_token(token):
             raise BackendError(
@@ -83,8 +83,8 @@ class Grammars:
     """Grammars for the tokenizer of one model folder, each compiled once.
 
     Args:
-        context: Names the folder and the stop tokens.
-        vocab_size: Rows of the model's output.
+        context: The role's context, with the model folder and the stop tokens.
+        vocab_size: The number of rows of the model's output.
 
     Raises:
         BackendError: llguidance is not installed, no token ends a response, or the bytes of the
@@ -121,7 +121,7 @@ class Grammars:
         """Compiles a grammar.
 
         Raises:
-            BackendError: it cannot be held to; says why.
+            BackendError: The grammar is not supported; with the reason.
         """
         if grammar in self._compiled:
             return
@@ -138,13 +138,15 @@ class Grammars:
         self._compiled[grammar] = matcher
 
     def begin(self, grammar: Grammar, tokens: Ints, where: str) -> GrammarState:
-        """A response that has `tokens` already.
+        """Returns the state of a response that already has `tokens`.
 
         Args:
-            where: Names the sample, for messages.
+            grammar: The grammar.
+            tokens: The tokens of the response.
+            where: The name of the sample, for messages.
 
         Raises:
-            BackendError: the grammar cannot be held to, or the tokens are not of it.
+            BackendError: The grammar is not supported, or does not allow the tokens.
         """
         self.check(grammar)
         state = GrammarState(self._compiled[grammar].deep_copy(), self._vocab_size, where)
@@ -168,10 +170,10 @@ class Grammars:
 
 
 class _Words:
-    """The vocabulary as llguidance asks for it (its `TokenizerWrapper`).
+    """The vocabulary in the form that llguidance requires (its `TokenizerWrapper`).
 
     Attributes:
-        tokens: The bytes of each token; special ones hold their name, which is never read.
+        tokens: The bytes of each token; those of special tokens are their names, never read.
         special_token_ids: Tokens without bytes.
     """
 
@@ -285,7 +287,7 @@ def _first_line(text: str) -> str:
 
 
 def forbidden_by(states: Sequence[GrammarState | None], vocab_size: int) -> npt.NDArray[np.bool_]:
-    """bool `[n, V]`: what the grammars of n rows do not allow; nothing of rows without one."""
+    """Returns bool `[n, V]`, true at tokens that the grammars of n rows do not allow."""
     forbidden = np.zeros((len(states), vocab_size), np.bool_)
     for row, state in enumerate(states):
         if state is not None:

@@ -13,7 +13,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """Accumulates an update's loss, means, maxima and predictions; they are read at the end."""
+    """The loss, means, maxima and predictions of an update, accumulated on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._loss = torch.zeros((), device=device)
@@ -35,10 +35,10 @@ class Metrics:
         """Adds one micro-batch.
 
         Args:
-            loss: Its part of the loss.
+            loss: The micro-batch's part of the loss.
             means: Metrics of its tokens, samples or pairs; each is averaged over all its numbers.
             maxima: Metrics whose largest number is reported.
-            positions: How many the model ran over.
+            positions: The number of positions that the model computed.
         """
         self._loss = self._loss + loss
         self._positions += positions
@@ -64,7 +64,7 @@ class Metrics:
         self._samples.append(sample)
 
     def kept(self) -> tuple[torch.Tensor, Ints, Ints]:
-        """All predictions that were kept, on the CPU, with places and rows of their tokens."""
+        """Returns all kept predictions on the CPU, with the places and rows of their tokens."""
         if not self._kept:
             none = np.zeros(0, np.int64)
             return torch.zeros(0), none, none
@@ -76,13 +76,13 @@ class Metrics:
         return float(self._loss)
 
     def result(self) -> dict[str, float]:
-        """Means and maxima by name, with `tokens_computed` and `positions`.
+        """Returns means and maxima by name, with `tokens_computed` and `positions`.
 
-        One that no number was given for is left out.
+        A metric without any number is omitted.
         """
         counted = {name: value for name, value in self._sums.items() if self._counts[name]}
-        found = {name: float(value) / self._counts[name] for name, value in counted.items()}
-        found |= {name: float(value) for name, value in self._maxima.items()}
-        found["tokens_computed"] = float(sum(map(len, self._sources)))
-        found["positions"] = float(self._positions)
-        return found
+        metrics = {name: float(value) / self._counts[name] for name, value in counted.items()}
+        metrics |= {name: float(value) for name, value in self._maxima.items()}
+        metrics["tokens_computed"] = float(sum(map(len, self._sources)))
+        metrics["positions"] = float(self._positions)
+        return metrics

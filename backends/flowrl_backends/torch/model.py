@@ -1,8 +1,8 @@
 """Loads a Transformers model for training and generation: a language model, or a value head.
 
 Models come from Transformers, from a local folder, in safetensors, and without code from the
-folder. A value head is Transformers' token classification with one label, so what is exported opens
-anywhere; its folder may be that of a language model, whose body is taken, or of a reward model.
+folder. A value head is Transformers' token classification with one label, so exported folders open
+anywhere. Its folder may be that of a language model, whose body is used, or of a reward model.
 
 Transformers takes seconds to import, so it is imported when the first model is loaded.
 """
@@ -64,17 +64,17 @@ _TOKENIZER_FILES = (
 
 
 def load_model(context: PolicyContext) -> PreTrainedModel:
-    """The model of `context`, in eval mode (no dropout), on its device and in its type.
+    """Loads the model of `context`, in eval mode (no dropout), on its device and in its dtype.
 
-    With `context.fresh` the weights are drawn from `context.seed`, in float32 on the CPU, whatever
-    the device, so that every device begins from the same numbers. The process's random state is
-    left as it was. So is a value head that the folder does not have: its weights are drawn like
-    the architecture's others, its bias is 0.
+    With `context.fresh` the weights are initialised from `context.seed`, in float32 on the CPU, so
+    that every device begins with the same numbers. The process's random state does not change. A
+    value head that the folder does not have is initialised in the same way, like the other weights
+    of the architecture, with bias 0.
 
     Raises:
-        BackendError: folder, config or weights are missing or unreadable, the device is not there,
-            the architecture needs code that Transformers does not bring, or it computes samples of
-            `context.max_length` tokens otherwise than shorter ones.
+        BackendError: The folder, config or weights are missing or unreadable, the device does not
+            exist, the architecture needs code that Transformers does not include, or it computes
+            samples of `context.max_length` tokens differently from shorter ones.
     """
     _check_folder(context)
     if context.dtype not in DTYPES:
@@ -115,7 +115,7 @@ def move_tensor(tensor: torch.Tensor, device: torch.device) -> None:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in a Hugging Face folder; no code, no weights."""
+    """Returns the tokenizer's files in a Hugging Face folder, without code and weights."""
     return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
 
 
@@ -218,7 +218,7 @@ def _pretrained(context: PolicyContext) -> Any:
 def _complete_head(
     model: Any, missing: set[str], unused: set[str], context: PolicyContext
 ) -> set[str]:
-    """Makes what a folder lacks of the head; returns the names of those tensors.
+    """Creates the tensors of the head that a folder lacks, and returns their names.
 
     A folder of a language model has no head, one of a sequence classifier has no bias, and may call
     its head otherwise than a token classifier of the same architecture does.
@@ -241,10 +241,10 @@ def _complete_head(
 
 
 def _head_of(context: PolicyContext, name: str, shape: torch.Size) -> torch.Tensor:
-    """A tensor of the folder.
+    """Returns a tensor of the folder.
 
     Raises:
-        BackendError: it has another shape: the head gives several numbers.
+        BackendError: It has another shape, as the head computes several numbers.
     """
     for path in sorted(context.model.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -263,7 +263,7 @@ def _head_of(context: PolicyContext, name: str, shape: torch.Size) -> torch.Tens
 
 
 def _report_unused(names: Iterable[str], model: Any, context: PolicyContext) -> None:
-    """Warns of tensors of the body that the model does not have; other heads are left out."""
+    """Warns of tensors of the body that the model does not have; ignores other heads."""
     body = f"{model.base_model_prefix}."
     unused = sorted(name for name in names if name.startswith(body))
     if unused:
@@ -294,10 +294,10 @@ def _fresh(context: PolicyContext) -> Any:
 
 @contextlib.contextmanager
 def quiet_transformers(*, reports: bool = True) -> Iterator[None]:
-    """Keeps Transformers' progress bars off the terminal; the run has its own display.
+    """Disables Transformers' progress bars, as the run has its own display.
 
     Args:
-        reports: Let it warn of tensors that a folder has and the model has not, or the reverse.
+        reports: True to keep warnings of tensors that only the folder or only the model has.
     """
     from transformers.utils import logging as library
 
@@ -315,7 +315,7 @@ def quiet_transformers(*, reports: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(context: PolicyContext) -> Iterator[None]:
-    """Turns what the libraries raise while loading into a `BackendError` that names the folder."""
+    """Converts the libraries' errors while loading to a `BackendError` that names the folder."""
     try:
         yield
     except BackendError:

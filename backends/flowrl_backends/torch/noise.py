@@ -1,8 +1,8 @@
 """The random stream of a sample: a counter-based hash instead of a generator with state.
 
-The draw of response token `t` is a pure function of the sample's seed and `t`, so it cannot depend
-on which other samples are decoded beside it, on when they arrive, or on where the sample goes on
-after an abort.
+The random number of response token `t` is a pure function of the sample's seed and `t`, so it does
+not depend on the other samples in the batch, on their arrival, or on the point at which the sample
+continues after an abort.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def uniforms(seeds: Sequence[int], first: Sequence[int], count: int) -> npt.NDArray[np.float32]:
-    """Draws for `count` consecutive tokens of each sample.
+    """Returns random numbers for `count` consecutive tokens of each sample.
 
     `u(seed, t) = (mix(mix(seed + g) + (t + 1) g) >> 40) / 2**24`, where `mix` is the finaliser of
     SplitMix64 and `g` its increment (Steele, Lea and Flood, Fast Splittable Pseudorandom Number
@@ -31,8 +31,9 @@ def uniforms(seeds: Sequence[int], first: Sequence[int], count: int) -> npt.NDAr
     holds exactly; `u < 1` always.
 
     Args:
-        seeds: One a sample; taken modulo 2**64.
-        first: The token index t of each sample's first draw.
+        seeds: The seed of each sample, taken modulo 2**64.
+        first: The token index t of each sample's first number.
+        count: The number of tokens.
 
     Returns:
         float32 `[len(seeds), count]` in [0, 1).

@@ -25,7 +25,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One update: gradient norm before clipping, rate used, and whether it was not made."""
+    """The result of an update: gradient norm before clipping, rate, and if it was skipped."""
 
     grad_norm: float
     learning_rate: float
@@ -33,7 +33,7 @@ class StepResult:
 
 
 def learning_rate(spec: AdamW, update: int, num_updates: int) -> float:
-    """The rate of `update` (counted from 0) in a schedule of `num_updates`.
+    """Returns the rate of `update` (counted from 0) in a schedule of `num_updates`.
 
     With w warm-up updates the rate is `learning_rate * (update + 1) / w` while update < w, so that
     no update is made at 0 and update w - 1 has the full rate. From there to the last update it
@@ -186,7 +186,7 @@ class Optimizer:
 
 
 def _implementation(device: torch.device) -> dict[str, bool]:
-    """The fastest AdamW of the device; elsewhere torch chooses."""
+    """Returns the fastest AdamW of a known device; for others, torch chooses."""
     return {"fused": True} if device.type in ("cpu", "cuda") else {}
 
 

@@ -1,12 +1,12 @@
-"""Which rows of unequal length attend together.
+"""Splits rows of unequal length into two attention products, and reorders rows for it.
 
-One product over all rows reads every row as far as the longest. Where few rows are much longer than
-the others, two products, of the first rows and of the rest, read less and cost a few calls more.
-How little they read depends on the order of the rows: best is the longest first. Rows keep the
-places they happen to have until what was read in vain would have paid for moving them.
+One product over all rows reads every row up to the longest length. If few rows are much longer than
+the others, two products, of the first rows and of the rest, read less and cost a few more calls.
+The saving depends on the order of the rows: the longest first is best. Rows keep their places until
+the tokens read unnecessarily have cost as much as moving the rows.
 
-Lengths and counts here are of tokens in keys and values of one layer; all logical, so that a run
-that is repeated splits and moves the same rows.
+Lengths and counts are tokens of keys and values in one layer. They do not depend on timing, so a
+repeated run splits and moves the same rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from flowrl_backends.torch.slots import RowSpan
 __all__ = ["RowOrder", "split_rows"]
 
 _SPLIT_NBYTES = 200_000
-"""What the calls of one more product cost, as keys and values read instead: 20 us at 10 GB/s, of a
-layer on a processor core."""
+"""The cost of one more product's calls, in bytes of keys and values that could be read instead: 20
+us at 10 GB/s, for a layer on a processor core."""
 _MOVE_NBYTES = 1_000_000
-"""The same of moving rows, which copies besides what it moves."""
+"""The fixed cost of moving rows, in the same unit."""
 _PASSES = 2
-"""Times that moving a token touches it, beside reading it."""
+"""The number of accesses to a token when it is moved, besides reading it."""
 
 
 def split_rows(lengths: Ints) -> tuple[int, int]:
-    """The row at which two products read fewest tokens, and how many.
+    """Returns the row at which two products read the fewest tokens, and that number.
 
     Args:
-        lengths: int64 `[n]`, two rows at least.
+        lengths: int64 `[n]`, with at least two rows.
 
     Returns:
         1 to n-1, and `row * max(lengths[:row]) + (n - row) * max(lengths[row:])`.
@@ -46,10 +46,10 @@ def split_rows(lengths: Ints) -> tuple[int, int]:
 
 
 class RowOrder:
-    """Follows the rows of an engine.
+    """The order of an engine's rows.
 
     Attributes:
-        wasted: Tokens read since rows were last moved that rows in order would have spared.
+        wasted: The number of tokens read since the last move that ordered rows would not have read.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class RowOrder:
         self._first = self._rest = 0
 
     def follow(self, stored: Ints, token_nbytes: int) -> None:
-        """Takes note of rows that came, went or moved.
+        """Recomputes the split after rows were added, removed or moved.
 
         Args:
             stored: int64 `[n]`, the length of each row.
-            token_nbytes: Bytes of a token's keys and values in one layer; 0 where unknown.
+            token_nbytes: The size of a token's keys and values in one layer; 0 if unknown.
         """
         n = len(stored)
         self._row = self._waste = 0
@@ -80,7 +80,7 @@ class RowOrder:
         self._waste = min(read + extra, together) - least - extra
 
     def step(self, n: int) -> tuple[RowSpan, ...]:
-        """The rows that attend together in a step that gives each one token; () for all."""
+        """Returns the rows that attend together in the next decode step; () for all rows."""
         self.wasted += self._waste
         if not self._row:
             return ()
@@ -89,7 +89,7 @@ class RowOrder:
         return RowSpan(0, self._row, self._first), RowSpan(self._row, n, self._rest)
 
     def moves(self, stored: Ints, token_nbytes: int) -> tuple[list[int], list[int]]:
-        """Which rows to move to bring the longest first: from, to; none while it does not pay."""
+        """Returns the moves (from, to) that put the longest rows first; none if not worth it."""
         if self.wasted * token_nbytes <= _MOVE_NBYTES:
             return [], []
         order = np.argsort(-stored, kind="stable")

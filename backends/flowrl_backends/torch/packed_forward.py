@@ -1,4 +1,4 @@
-"""Runs a loaded model over packed nodes: logits of a language model, numbers of a value head.
+"""Runs a loaded model over packed nodes: logits of a language model, values of a value head.
 
 Models are loaded with an attention function of our own, registered as `flowrl`: it is Transformers'
 SDPA in every ordinary call, and block-wise attention over packed rows (see `packing`) where the
@@ -47,7 +47,7 @@ class _Layout:
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether the model's layers see other positions through the attention function only.
+    """Returns True if the model's layers see other positions through the attention function only.
 
     Recurrent and linear-attention layers mix positions elsewhere, and capped attention scores need
     Transformers' eager attention; such models are padded instead.
@@ -62,7 +62,7 @@ def supports_packing(model: PreTrainedModel) -> bool:
 
 
 def packed_logits(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
-    """Logits `[K, vocabulary]` of the predicting nodes, in the model's type, with gradient."""
+    """Returns logits `[K, vocabulary]` of the predicting nodes, in the model's dtype."""
     if not supports_packing(model):
         return _over_padded_rows(
             lambda ids: model(input_ids=ids, use_cache=False).logits, packed, model.device
@@ -73,7 +73,7 @@ def packed_logits(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
 
 
 def packed_values(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
-    """The value head's numbers `[K]` at the predicting nodes, with gradient.
+    """Returns the value head's output `[K]` at the predicting nodes, with gradient.
 
     The head is computed in float32 whatever the model's type: values are targets of regression and
     differences of rewards, which 16 bits would round to three digits.
@@ -94,7 +94,7 @@ def packed_values(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
 
 
 def value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """The linear map from hidden states to one number; architectures name it differently."""
+    """Returns the linear map from hidden states to one number; its name differs by architecture."""
     for name, module in model.named_children():
         if name != model.base_model_prefix and isinstance(module, torch.nn.Linear):
             return module
@@ -102,7 +102,7 @@ def value_head(model: PreTrainedModel) -> torch.nn.Linear:
 
 
 def _inputs(packed: Packed, device: torch.device) -> dict[str, Any]:
-    """Arguments of a packed forward pass, of a whole model or of its body."""
+    """Returns the arguments of a packed forward pass, for a whole model or its body."""
     layout = _Layout(packed.blocks, _tensor(packed.gather, device), _tensor(packed.owner, device))
     return {
         "input_ids": _tensor(packed.tokens, device)[None],
@@ -146,7 +146,7 @@ def _packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention over the rows of a packed forward; SDPA where nothing is packed.
+    """Computes causal attention over the rows of a packed forward; SDPA if nothing is packed.
 
     Args:
         query: `[1, heads, N, head]`; `key` and `value` have `[1, kv_heads, N, head]`.
@@ -198,7 +198,7 @@ def _slots(x: torch.Tensor, gather: torch.Tensor) -> torch.Tensor:
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """The boolean mask of sliding-window attention, or None where plain causal is the same."""
+    """Returns the boolean mask of sliding-window attention; None if plain causal is the same."""
     if window is None or length <= window:
         return None
     place = torch.arange(length, device=device)

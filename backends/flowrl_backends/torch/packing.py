@@ -8,10 +8,9 @@ rows again: node vectors are gathered into blocks of rows of similar length, and
 output from one of the rows that hold it (all of them hold the same numbers). Gradients flow back
 through the gather as a sum, which is the gradient of the padded computation exactly.
 
-Tokens after a row's last response token, and that token itself, are nobody's input and are left
-out.
+A row's last response token and the tokens after it are no input of any prediction and are omitted.
 
-Everything here is numpy on the CPU; `Packed` says what each index array means.
+This module uses numpy on the CPU; `Packed` documents the index arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _BLOCK_COST = 128
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows whose attention is computed together: `rows * length` slots of `Packed.gather`."""
+    """The rows whose attention is computed together: `rows * length` slots of `Packed.gather`."""
 
     rows: int
     length: int
@@ -73,14 +72,13 @@ class Packed:
 def micro_batches(
     batch: SequenceBatch, rows: Sequence[int] | Ints, limit: int, *, max_tokens: int | None = None
 ) -> list[Ints]:
-    """Cuts `rows` of `batch` into micro-batches of at most `limit` rows.
+    """Splits `rows` of `batch` into micro-batches of at most `limit` rows.
 
-    Groups stay whole where they fit, and groups of similar length come together; the order depends
-    on lengths and row numbers alone.
+    Groups are kept whole if they fit, and groups of similar length are put together; the order
+    depends on lengths and row numbers alone.
 
     Args:
-        max_tokens: Cuts further where a micro-batch would hold more tokens than this; a single row
-            may.
+        max_tokens: The maximum number of tokens of a micro-batch; a single row may have more.
     """
     chosen = np.asarray(rows, np.int64)
     if not len(chosen):
@@ -112,7 +110,7 @@ def pack(batch: SequenceBatch, rows: Ints, *, share_prefixes: bool = True) -> Pa
     """Packs `rows` of `batch` into one forward pass.
 
     Raises:
-        BackendError: a response token stands first in its sample, so nothing predicts it.
+        BackendError: A response token is the first of its sample, so nothing predicts it.
     """
     num_rows = len(rows)
     starts, lengths = batch.offsets[rows], batch.lengths[rows]
@@ -158,7 +156,7 @@ def _index(
     places: Ints,
     rows: Ints,
 ) -> Packed:
-    """Index arrays of the forward pass from the tree's labels; all arguments are `[rows, width]`.
+    """Computes the index arrays of the forward pass from the tree's labels `[rows, width]`.
 
     A label in `node` is the flat place of the node's first occurrence.
     """
@@ -208,7 +206,7 @@ def _index(
 def _leaf_rows(
     inputs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], node: Ints, lengths: Ints
 ) -> Ints:
-    """One row for each leaf of the tree of inputs; together they hold every input node.
+    """Returns one row for each leaf of the tree of inputs; together they hold every input node.
 
     Other rows, repeated answers above all, need no attention of their own.
     """
@@ -220,7 +218,7 @@ def _leaf_rows(
 
 
 def _cut(lengths: Ints) -> list[int]:
-    """Where to cut rows of ascending `lengths` into blocks, so that padded slots cost least.
+    """Returns the cuts of rows of ascending `lengths` into blocks with the least padding cost.
 
     Dynamic programming over the places where the length changes: a block costs its rows times its
     longest row, and `_BLOCK_COST`.

@@ -1,4 +1,4 @@
-"""The plug-in object that the entry point names; it imports nothing heavy until a worker opens."""
+"""The plug-in of the entry point `torch`; it imports heavy libraries only when a worker opens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TorchPlugin:
     )
 
     def check(self) -> BackendStatus:
-        """Whether torch, transformers and safetensors are installed; imports none of them."""
+        """Checks that torch, transformers and safetensors are installed; imports none of them."""
         missing = [name for name in _NEEDED if find_spec(name) is None]
         if missing:
             return BackendStatus(
@@ -60,21 +60,21 @@ class TorchPlugin:
                 hint="pip install 'flowrl[torch]'",
             )
         try:
-            found = version("torch")
+            installed = version("torch")
         except PackageNotFoundError:
-            found = ""
-        return BackendStatus(usable=True, version=found)
+            installed = ""
+        return BackendStatus(usable=True, version=installed)
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
-        """An engine over the trainer's own module, or over a model loaded for it alone.
+        """Opens an engine over the trainer's own module, or over a model loaded for it alone.
 
         Raises:
-            BackendError: the model has a value head, `shared` is not this plug-in's trainer, or the
+            BackendError: The model has a value head, `shared` is not this plug-in's trainer, or the
                 architecture cannot be decoded from KV slots.
         """
         if context.head != "lm":
             raise BackendError(
-                "a value head generates nothing",
+                "a model with a value head cannot generate",
                 where=f"roles.{context.role}",
                 found=f"head {context.head}",
                 expected="head lm",
@@ -101,14 +101,14 @@ class TorchPlugin:
         return TorchEngine(context, shared.model, shares_weights=True)
 
     def open_train(self, context: PolicyContext) -> TrainBackend:
-        """A trainer."""
+        """Opens a trainer."""
         from flowrl_backends.torch.trainer import TorchTrainer
 
         trainer: TrainBackend = TorchTrainer(context)
         return trainer
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         raise BackendError(
             "the torch plug-in has no scorer",
             where=f"roles.{context.role}.backend",
@@ -117,7 +117,7 @@ class TorchPlugin:
         )
 
     def open_environment(self, context: EnvironmentContext) -> Environment:
-        """Not offered."""
+        """Raises an error: the plug-in does not provide this service."""
         raise BackendError(
             "the torch plug-in has no environment",
             where=f"roles.{context.role}.backend",

@@ -1,4 +1,4 @@
-"""What of a model a loss reads: logprobs, values or scores of the rows of a packed pass.
+"""The model's outputs that a loss reads: logprobs, values or scores in a packed pass.
 
 A score is the value head's number at a sample's last token. It is computed as the value before one
 more token, which `closed` adds to every sample, so scores share prefixes like everything else.
@@ -35,14 +35,14 @@ _FORWARD_ROWS, _FORWARD_TOKENS = 128, 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What a pass predicts of its R response tokens, with gradient.
+    """The predictions of a pass for its R response tokens, with gradient.
 
     Attributes:
-        values: `[R]`, what the loss reads.
+        values: `[R]`, the logprobs or values that the loss reads.
         node: int64 `[R]`, the predicting node of each token.
-        entropy: `[R]`, of each token's distribution; None where a value head predicts.
-        logits: `[K, V]`, of the predicting nodes; None where a value head predicts.
-        repeat: What is done to the logits before they are a distribution, beside the temperature.
+        entropy: `[R]`, the entropy of each token's distribution; None for a value head.
+        logits: `[K, V]`, the logits of the predicting nodes; None for a value head.
+        repeat: The sampler's transformation of the logits, besides the temperature.
     """
 
     values: torch.Tensor
@@ -62,9 +62,9 @@ def predict(
     """Runs the model over a packed pass.
 
     Args:
-        batch: What the pass was packed from.
-        kind: `logprobs`, or what a value head gives.
-        temperature: Divides the logits; of no meaning to a value head.
+        batch: The batch from which the pass was packed.
+        kind: `logprobs`, or the output of a value head.
+        temperature: The divisor of the logits; a value head ignores it.
     """
     row, token, target = (
         torch.from_numpy(index).to(model.device)
@@ -94,7 +94,7 @@ def predict_all(
     kind: Prediction,
     temperature: float = 1.0,
 ) -> Floats:
-    """float32 `[T]`, the predictions at response tokens of `rows`, 0 elsewhere; no gradient."""
+    """Returns float32 `[T]`, the predictions at response tokens of `rows`, else 0; no gradient."""
     result = np.zeros(len(batch.tokens), np.float32)
     with torch.no_grad():
         for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
@@ -105,9 +105,9 @@ def predict_all(
 
 
 def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
-    """float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
+    """Returns float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
 
-    Those of logits / temperature, or of what the batch's sampler made of them.
+    They are those of logits / temperature, or of their transformation by the batch's sampler.
     """
     scale = 1.0 / temperature if temperature > 0 else 1.0
     order = np.cumsum(batch.response_mask) - 1
@@ -130,9 +130,10 @@ def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: flo
 
 
 def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
-    """float32 `[T]`, sum over the vocabulary of squared probabilities at each response token.
+    """Returns float32 `[T]`, the sum of squared probabilities at each response token, else 0.
 
-    Of softmax(logits / temperature), or of what the batch's sampler made of it; 0 elsewhere.
+    They are those of softmax(logits / temperature), or of its transformation by the batch's
+    sampler.
     """
     result = np.zeros(len(batch.tokens), np.float32)
     rows = np.flatnonzero(batch.response_lengths)
@@ -153,9 +154,9 @@ def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) ->
 
 
 def closed(batch: SequenceBatch) -> SequenceBatch:
-    """Every sample with one more token, which alone counts as response.
+    """Appends one token to every sample, which alone counts as response.
 
-    What predicts it is the state after the whole sample. Its number is of no matter: no input.
+    The state after the whole sample predicts it. The token's id has no effect, as it is no input.
     """
     ends = batch.offsets[1:]
     return replace(

@@ -1,9 +1,9 @@
 """Filling new rows: from the model, or from a running row that has the same prompt.
 
-Members of a group share their prompt. Those that enter together have it computed once. One that
-enters later, while another member runs, takes the prompt's keys from that member's row and its
-first token from the logits that the prompt gave; so a slot that falls free in the middle of a group
-costs no forward pass. Weights that have changed since share nothing.
+Members of a group share their prompt. For those that enter together, it is computed once. A member
+that enters later, while another member runs, copies the prompt's keys from that member's row and
+samples its first token from the prompt's logits. So a slot that becomes free in the middle of a
+group costs no forward pass. After a change of the weights, nothing is shared.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _KEPT_BYTES = 16 * 2**20
 class Prefill:
     """Fills rows of a decoder's slots.
 
-    What a prompt's last token predicts is kept beside the row that holds its keys. Both are of use
-    only together, and only under the weights that made them: `Run.filled` says which.
+    The logits of a prompt's last token are kept with the row that holds its keys. Both are valid
+    only together and for the weights that computed them, which `Run.filled` identifies.
     """
 
     def __init__(self, decoder: ModelDecoder | FusedDecoder, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class Prefill:
         self._kept: OrderedDict[str, tuple[Ints, Tensor]] = OrderedDict()
 
     def forget(self) -> None:
-        """Frees what is kept."""
+        """Frees the kept logits."""
         self._kept.clear()
 
     def fill(self, runs: Sequence[Run], rows: range) -> Tensor:
@@ -113,7 +113,7 @@ class Prefill:
         return logits
 
     def _find(self, request: GenerateRequest, before: Sequence[Run]) -> tuple[int, Tensor] | None:
-        """A running row with the request's prompt in front, and the prompt's logits."""
+        """Returns a running row that begins with the request's prompt, and the prompt's logits."""
         key = request.shares_prompt
         if len(request.response) or not key or key not in self._kept:
             return None
@@ -128,7 +128,7 @@ class Prefill:
         return None
 
     def _keep(self, request: GenerateRequest, logits: Tensor) -> None:
-        """Keeps a prompt's logits where others may come with it."""
+        """Keeps a prompt's logits if other requests may share it."""
         if len(request.response) or not request.shares_prompt:
             return
         # A copy, so that a prompt does not hold the logits of all that were filled with it.

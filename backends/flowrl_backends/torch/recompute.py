@@ -1,9 +1,9 @@
 """Full recompute: a layer keeps its input, and the backward pass runs its forward again.
 
-Layers are those that Transformers marks (`GradientCheckpointingLayer`). Its own switch works in
-training mode only, which would turn dropout on and caches off for an engine on the same model;
-here the layers are wrapped for the time of an update, and passes without gradient are untouched.
-The numbers are those without recompute, bit for bit on a CPU.
+The layers are those that Transformers marks (`GradientCheckpointingLayer`). Transformers' own
+switch works in training mode only, which would turn dropout on and caches off for an engine on the
+same model. Here the layers are wrapped during an update, and passes without gradient are unchanged.
+The results equal those without recompute, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["recomputed_layers"]
 
 @contextmanager
 def recomputed_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Backward passes of forwards inside compute each layer's activations again.
+    """Makes the backward passes of forwards in this context recompute each layer's activations.
 
     Raises:
         BackendError: Transformers marks no layer of this architecture.
@@ -35,9 +35,9 @@ def recomputed_layers(model: PreTrainedModel) -> Iterator[None]:
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise BackendError(
-            "the layers of this architecture cannot be computed again",
+            "the layers of this architecture cannot be recomputed",
             found=type(model).__name__,
-            hint="leave recompute out",
+            hint="omit recompute",
         )
     for layer in layers:
         # An attribute of the instance, in front of its class's method.
@@ -53,7 +53,7 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        # Models are in evaluation mode, so nothing is drawn inside.
+        # Models are in evaluation mode, so no random numbers are used inside.
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return recomputed

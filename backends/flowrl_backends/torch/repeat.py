@@ -1,8 +1,8 @@
-"""A rollout's sampler, as the trainer repeats it at the response tokens of a packed pass.
+"""Repeats a rollout's sampler in the trainer, at the response tokens of a packed pass.
 
-The penalty and the forbidden stop tokens follow from the tokens before, so that they are found
-anew. Which tokens top-k, top-p and min-p left is read from the batch: it was decided by the weights
-that drew the token, not by those of today.
+The penalty and the forbidden stop tokens follow from the previous tokens, so they are recomputed.
+The tokens that top-k, top-p and min-p kept are read from the batch: they depend on the weights that
+sampled the token, not on the current ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Repeat", "repeat_sampler"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """What to do to the logits of a packed pass with R response tokens.
+    """The transformation of the logits of a packed pass with R response tokens.
 
     Attributes:
         order: int64 `[R]`, the tokens by ascending predicting node.
-        back: int64 `[R]`, its inverse.
-        transform: Of the tokens in that order.
+        back: int64 `[R]`, the inverse of `order`.
+        transform: The sampler's transformation, for the tokens in that order.
     """
 
     order: torch.Tensor
@@ -39,11 +39,10 @@ class Repeat:
 def repeat_sampler(
     batch: SequenceBatch, packed: Packed, vocab_size: int, device: torch.device
 ) -> Repeat | None:
-    """How the tokens of a packed pass were drawn; None where nothing is to be repeated.
+    """Returns the sampler's transformation for a packed pass; None if there is nothing to repeat.
 
     Raises:
-        BackendError: the batch does not say which tokens were left to draw from, or says that a
-            drawn token was not among them.
+        BackendError: The batch does not have the kept tokens, or a sampled token is not among them.
     """
     sampler = batch.sampler
     if sampler is None or not sampler.sampling.truncates:
@@ -64,7 +63,7 @@ def repeat_sampler(
         transform = replace(
             transform,
             stops=torch.tensor(sampler.stop_token_ids, device=device),
-            early=_tensor(_drawn_before(batch)[source] < sampler.sampling.min_tokens, device),
+            early=_tensor(_sampled_before(batch)[source] < sampler.sampling.min_tokens, device),
         )
     if sampler.sampling.cuts:
         kept = _kept(batch, source, row)
@@ -80,20 +79,20 @@ def repeat_sampler(
 
 
 def _kept(batch: SequenceBatch, source: Ints, row: Ints) -> KeptTokens:
-    """What was left to draw from at the places `source`, which belong to the samples `row`."""
+    """Returns the kept tokens at the places `source`, which belong to the samples `row`."""
     if batch.kept is None:
         assert batch.sampler is not None
         raise BackendError(
-            "the batch does not say which tokens its sampler left to draw from",
+            "the batch does not have the tokens that its sampler kept",
             found=f"{batch.sampler.sampling}",
-            hint="take samples of an engine that reports them (Finished.kept)",
+            hint="use an engine that reports them (Finished.kept)",
         )
     kept = batch.kept.select(source)
     lacking = kept.lacking(batch.tokens[source])
     if len(lacking):
         place, sample = source[lacking[0]], row[lacking[0]]
         raise BackendError(
-            "a token is not among those that it was drawn from",
+            "a sampled token is not among the tokens that its sampler kept",
             where=f"sample {batch.samples[sample]}, token {place - batch.offsets[sample]}",
             found=f"token {batch.tokens[place]}",
             expected=f"one of {kept.counts[lacking[0]]} kept tokens",
@@ -102,7 +101,7 @@ def _kept(batch: SequenceBatch, source: Ints, row: Ints) -> KeptTokens:
 
 
 def _first_places(batch: SequenceBatch, rows: Ints, vocab_size: int) -> npt.NDArray[np.int32]:
-    """int32 `[len(rows), V]`, where each token first stands in each sample of `rows`."""
+    """Returns int32 `[len(rows), V]`, the first position of each token in each sample of `rows`."""
     lengths = batch.lengths[rows]
     number = np.repeat(np.arange(len(rows)), lengths)
     places = batch.places(rows.tolist())
@@ -112,17 +111,20 @@ def _first_places(batch: SequenceBatch, rows: Ints, vocab_size: int) -> npt.NDAr
     return first
 
 
-def _drawn_before(batch: SequenceBatch) -> Ints:
-    """int64 `[T]`: at response tokens, how many tokens the response, or the turn, had before."""
-    drawn = batch.response_mask
-    # A response is of one piece for the sampler, whatever a hole in its mask may mean to the loss;
-    # of episodes, each turn is.
+def _sampled_before(batch: SequenceBatch) -> Ints:
+    """Returns int64 `[T]`: at response tokens, the number of previous tokens of the response.
+
+    In episodes, it is the number of previous tokens of the turn.
+    """
+    sampled = batch.response_mask
+    # The sampler counts a whole response, whatever a hole in its mask means to the loss; in
+    # episodes, it counts each turn.
     piece = np.repeat(np.arange(len(batch)), batch.lengths)
     if batch.turn is not None:
         piece = piece * (int(batch.turn.max(initial=0)) + 1) + batch.turn
-    places = np.flatnonzero(drawn)
+    places = np.flatnonzero(sampled)
     _, first, number = np.unique(piece[places], return_index=True, return_inverse=True)
-    before = np.zeros(len(drawn), np.int64)
+    before = np.zeros(len(sampled), np.int64)
     before[places] = places - places[first[number]]
     return before
 

@@ -1,9 +1,9 @@
-"""The book of the running requests: one row each, rows 0 to n-1 in use, without holes.
+"""The table of the running requests: one row each, rows 0 to n-1 in use, without gaps.
 
-Tokens and logprobs of the present window of steps stay on the device, in `[slots, WINDOW]`; column
+Tokens and logprobs of the current window of steps stay on the device, in `[slots, WINDOW]`; column
 c is step c of the window for every row, so a step writes one column, the random numbers of a step
-are one column, and the host reads whole windows. A row that came in the middle of a window begins
-at its `start` column; earlier columns of it are another's.
+are one column, and the host reads whole windows. A row that was added in the middle of a window
+begins at its `start` column; its earlier columns belong to another request.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Run:
     """A request in a row.
 
     Attributes:
-        start: Column of the window where its unread tokens begin.
-        spans: `[version, tokens]` of what was read.
-        kept: The tokens left to draw from at each token drawn, unread ones included; nothing at a
-            token where all were left. Only of requests that report them.
-        grammar: What the next token may be; None where anything.
-        filled: Which weights made the prompt's keys; see `Decoder.weights_seen`.
+        start: The column of the window where its unread tokens begin.
+        spans: The `[version, tokens]` of the tokens that were read.
+        kept: The tokens that the sampler kept at each token, unread ones included; empty at a token
+            where all were kept. Only for requests that report them.
+        grammar: The state of the grammar; None without a grammar.
+        filled: The weights that computed the prompt's keys; see `Decoder.weights_seen`.
     """
 
     request: GenerateRequest
@@ -53,7 +53,7 @@ class Run:
     filled: int = -1
 
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
-        """Appends tokens drawn from weights `version`."""
+        """Appends tokens sampled from weights `version`."""
         if not len(tokens):
             return
         self.tokens.append(tokens)
@@ -64,7 +64,7 @@ class Run:
             self.spans.append([version, len(tokens)])
 
     def finish(self, reason: FinishReason) -> Finished:
-        """The request's end."""
+        """Returns the end of the request."""
         some = len(self.tokens) > 0
         return Finished(
             sample=self.request.sample,
@@ -115,7 +115,7 @@ class RowTable:
         return len(self.runs)
 
     def enter(self, requests: Sequence[GenerateRequest]) -> tuple[range, Tensor]:
-        """Gives requests the rows after the last.
+        """Appends requests as new rows.
 
         Returns:
             The rows, and float32 `[len(requests)]` draws of their first new tokens, which come
@@ -148,13 +148,13 @@ class RowTable:
             self.runs[row].add(host_tokens[i : i + 1], host_logprobs[i : i + 1], self.version)
 
     def uniform(self) -> Tensor:
-        """float32 `[n]`, the draws of the next step."""
+        """Returns float32 `[n]`, the random numbers of the next step."""
         if self.column == WINDOW:
             self.read_window()
         return self._uniform[: len(self.runs), self.column]
 
     def keep(self, rows: range, left: Tensor) -> None:
-        """Records the tokens that were left to draw from: bool `[len(rows), V]`."""
+        """Records the tokens that the sampler kept: bool `[len(rows), V]`."""
         counts = left.sum(1).cpu().numpy()
         ids = left.nonzero()[:, 1].cpu().numpy().astype(np.int32)
         end = 0
@@ -179,10 +179,10 @@ class RowTable:
     def leave(
         self, rows: list[int], reasons: Sequence[FinishReason]
     ) -> tuple[list[Finished], list[int], list[int]]:
-        """Ends the requests in `rows` (ascending) and fills the holes with the last rows.
+        """Ends the requests in `rows` (ascending) and fills the gaps with the last rows.
 
         Returns:
-            The ends, and the rows that moved: from, to. Their keys are the caller's to move, up to
+            The ends, and the rows that moved: from, to. The caller moves their keys, up to
             `stored[to]`.
         """
         index = torch.tensor(rows, device=self._device)
@@ -221,7 +221,7 @@ class RowTable:
         self.column = 0
 
     def options(self, rows: range) -> RowOptions:
-        """Sampling options of consecutive rows."""
+        """Returns the sampling options of consecutive rows."""
         if len(self._kinds) == 1:
             kinds = list(self._kinds)
             return row_options(kinds, self._vocab_size, self._device, count=len(rows))
@@ -261,7 +261,7 @@ class RowTable:
             self.seen[row, torch.from_numpy(tokens).to(self._device)] = True
 
     def _check_finite(self, rows: Sequence[int], starts: Sequence[int], logprobs: Floats) -> None:
-        """Refuses logprobs `[len(rows), columns]` that are no numbers."""
+        """Refuses logprobs `[len(rows), columns]` that are not finite."""
         finite = np.isfinite(logprobs)
         if finite.all():
             return

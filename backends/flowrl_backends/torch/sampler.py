@@ -1,9 +1,9 @@
-"""Drawing tokens: one function from logits, options and uniform numbers to tokens and logprobs.
+"""Sampling: one function from logits, options and uniform numbers to tokens and logprobs.
 
 The order of the transformations is that of Transformers: repetition penalty, forbidden tokens,
-temperature, top-k, top-p over what top-k left, min-p. Logprobs are of the temperature-scaled logits
-before all of the others, or behind all of them (temperature 1 for greedy rows either way), as
-`flowrl.specs.Sampling.logprobs` says.
+temperature, top-k, top-p over the tokens that top-k kept, min-p. Logprobs are those of the
+temperature-scaled logits before all the others, or after all of them (temperature 1 for greedy rows
+in both cases), by `flowrl.specs.Sampling.logprobs`.
 
 A token is the inverse of the cumulative distribution in the order of token ids at the sample's own
 uniform number, so rows are independent of each other.
@@ -31,18 +31,18 @@ class RowOptions:
 
     Attributes:
         temperature: float32 `[n, 1]`; 1 for greedy rows.
-        greedy: bool `[n]`, true where the likeliest token is taken.
-        all_greedy: Every row is greedy.
-        top_k: int64 `[n, 1]`; the size of the vocabulary where all are kept.
+        greedy: bool `[n]`, true for rows that take the likeliest token.
+        all_greedy: True if every row is greedy.
+        top_k: int64 `[n, 1]`; the size of the vocabulary if all tokens are kept.
         top_k_max: The largest of the above that is not the whole vocabulary.
         top_p: float32 `[n, 1]`.
         min_p: float32 `[n, 1]`.
         penalty: float32 `[n, 1]`.
         min_tokens: int64 `[n]`.
-        of_sampler: bool `[n]`, true where logprobs are those of the sampler's distribution; None
-            where no row both asks for them and truncates.
-        all_of_sampler: All of them are.
-        reports_kept: Some row reports which tokens were left to draw from.
+        of_sampler: bool `[n]`, true for rows whose logprobs are those of the sampler's
+            distribution; None if no row both requests them and truncates.
+        all_of_sampler: True if all rows are of that kind.
+        reports_kept: True if a row reports the kept tokens.
     """
 
     temperature: Tensor | None = None
@@ -60,7 +60,7 @@ class RowOptions:
 
     @property
     def truncates(self) -> bool:
-        """Whether any row draws from another distribution than the temperature-scaled one."""
+        """True if a row samples from another distribution than the temperature-scaled one."""
         return any(
             option is not None
             for option in (self.top_k, self.top_p, self.min_p, self.penalty, self.min_tokens)
@@ -74,10 +74,10 @@ def row_options(
     *,
     count: int | None = None,
 ) -> RowOptions:
-    """The options of a batch.
+    """Returns the options of a batch.
 
     Args:
-        rows: One a sample; or a single one for all, with their number as `count`.
+        rows: The options of each sample; or a single one for all, with their number as `count`.
     """
     if not rows:
         return RowOptions()
@@ -128,18 +128,18 @@ def draw(
     seen: Tensor | None = None,
     forbidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Draws a token for each row.
+    """Samples a token for each row.
 
     Args:
         logits: float32 `[n, V]`.
         uniform: float32 `[n]` in [0, 1), multiples of 2**-24.
         seen: bool `[n, V]`, tokens of prompt and response; needed with a penalty.
-        forbidden: bool `[n, V]`, tokens that must not be drawn (stop tokens that come too early,
-            what a grammar does not allow), or None.
+        forbidden: bool `[n, V]`, tokens that must not be sampled (stop tokens that are too early,
+            tokens that a grammar does not allow), or None.
 
     Returns:
-        int64 `[n]` tokens, float32 `[n]` logprobs, and bool `[n, V]`, the tokens that were left to
-        draw from; None where no row reports them.
+        int64 `[n]` tokens, float32 `[n]` logprobs, and bool `[n, V]`, the kept tokens; None if no
+        row reports them.
     """
     scaled = logits if options.temperature is None else logits / options.temperature
     plain = options.greedy is None and not options.truncates and not options.reports_kept
@@ -170,12 +170,12 @@ def draw(
 
 
 def _logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """float32 `[n]`, log-softmax of `logits` `[n, V]` at `tokens`."""
+    """Returns float32 `[n]`, log-softmax of `logits` `[n, V]` at `tokens`."""
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - torch.logsumexp(logits, -1)
 
 
 def truncate(logits: Tensor, options: RowOptions) -> Tensor:
-    """`logits` `[n, V]` with -inf for tokens outside top-k, top-p and min-p.
+    """Returns `logits` `[n, V]` with -inf for tokens outside top-k, top-p and min-p.
 
     Ties at the k-th largest logit are kept; of equal logits at the edge of top-p the lower token
     ids are kept.
@@ -206,19 +206,19 @@ def truncate(logits: Tensor, options: RowOptions) -> Tensor:
 
 
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token at which the cumulative distribution passes `uniform`.
+    """Returns the token at which the cumulative distribution passes `uniform`.
 
-    The first token i with `p_0 + ... + p_i > u * (p_0 + ... + p_{V-1})`; its probability is never
-    0. With u a multiple of 2**-24 below 1, `u * total` rounds below `total` in float32 (the product
-    lies at least half a unit in the last place under it, and more unless it is exact), so the
+    It is the first token i with `p_0 + ... + p_i > u * (p_0 + ... + p_{V-1})`; its probability is
+    never 0. With u a multiple of 2**-24 below 1, `u * total` rounds below `total` in float32 (the
+    product is at least half a unit in the last place below it, and more unless it is exact), so the
     search always ends inside the row.
 
-    Rows that are not finite give some token of the vocabulary; its logprob is not finite either,
-    and the engine refuses it.
+    Rows that are not finite give an arbitrary token of the vocabulary; its logprob is not finite
+    either, and the engine refuses it.
 
     Large vocabularies are searched in two levels, blocks of 64 tokens first. The sum inside a block
-    can round to less than the block's share, so the second search is held at the block's last token
-    of non-zero probability.
+    can round to less than the block's share, so the second search is limited to the block's last
+    token of non-zero probability.
 
     Args:
         probs: float32 `[n, V]`, each row sums to about 1.

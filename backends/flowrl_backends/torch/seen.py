@@ -1,7 +1,7 @@
-"""Whether a model's parameters are still those that were read before.
+"""Detects changes of a model's parameters.
 
-Compared are storage addresses and version counters, so in-place updates by a trainer are seen even
-when nobody announces them. Assignments through `.data` bypass the counters; `forget` covers them.
+Storage addresses and version counters are compared, so in-place updates by a trainer are detected
+without a notification. Assignments through `.data` bypass the counters; `forget` covers them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["SeenParameters"]
 
 
 class SeenParameters:
-    """Watches a model.
+    """A watch on a model's parameters.
 
     Attributes:
-        count: How often the parameters were found to be others; a name for those of now.
+        count: The number of detected changes, which identifies the current parameters.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,12 +25,12 @@ class SeenParameters:
         self.count = 0
 
     def forget(self) -> None:
-        """Takes the parameters for others the next time."""
+        """Makes the next call of `changed` return True."""
         self._parameters, self._seen = [], []
 
     def changed(self) -> bool:
-        """Whether they are others than at the last call."""
-        # Walking the module tree takes longer than a decode step, so the list is kept.
+        """Returns True if the parameters changed since the last call."""
+        # Traversing the module tree takes longer than a decode step, so the list is kept.
         self._parameters = self._parameters or list(self._model.parameters())
         now = [(p.data_ptr(), p._version) for p in self._parameters]
         if now == self._seen:

@@ -1,13 +1,13 @@
 """Checks that decoder, trainer and the model itself compute the same numbers.
 
-Architectures differ in more ways than can be listed, so what is relied on is tested, on a few
-tokens: the trainer's packed rows when it opens, the decoder before the first request, both against
-the model's own forward pass of one row. Where what a layer does changes with the length (sliding
-windows, chunks of attention, scales that begin at a position), rows go past every such length that
-`max_length` reaches; other models are checked on rows of six tokens. A wide window changes numbers
-by less than 16-bit types explain, so masks are compared as well, and exactly: what Transformers
-makes from the config must be what the layers say of their windows, which is all that decoder and
-packed rows are told.
+Architectures differ in more ways than can be listed, so the assumptions are tested on a few tokens:
+the trainer's packed rows when it opens, the decoder before the first request, both against the
+model's own forward pass of one row. If a layer's computation changes with the length (sliding
+windows, chunks of attention, scales that begin at a position), the rows are longer than every such
+length up to `max_length`; other models are checked on rows of six tokens. A wide window changes
+numbers by less than the rounding of 16-bit types, so masks are also compared, exactly: the mask
+that Transformers makes from the config must agree with the windows of the layers, the only
+information that the decoder and packed rows have.
 
 Rotations that change for a whole row once it is longer than some length (longrope, dynamic) are
 refused by `check_lengths`: the keys of the tokens before would have to be computed again, and rows
@@ -60,10 +60,10 @@ _BY_ROW = ("longrope", "dynamic")
 
 
 def check_lengths(config: Any, context: PolicyContext) -> None:
-    """Refuses samples that are longer than what the model computes in one way.
+    """Refuses samples longer than the length at which the model's computation changes.
 
     Raises:
-        BackendError: with the length that `context.max_length` passes.
+        BackendError: `context.max_length` exceeds that length; with the length.
     """
     text = config.get_text_config()
     limits: dict[int, str] = {}
@@ -93,7 +93,7 @@ def check_packing(model: PreTrainedModel, head: Head, max_length: int) -> None:
     """Compares the trainer's packed rows with the model's forward passes of each row.
 
     Raises:
-        BackendError: they differ by more than the parameter type explains.
+        BackendError: They differ by more than the rounding of the parameter dtype.
     """
     longest = _lengths(model.config, max_length)[-1]
     if longest < 2 or not supports_packing(model):
@@ -136,7 +136,7 @@ def check_decoder(
     The decoder must be active.
 
     Raises:
-        BackendError: they differ by more than the parameter type explains.
+        BackendError: They differ by more than the rounding of the parameter dtype.
     """
     what = "the torch engine cannot decode"
     for longest in _lengths(model.config, slots.max_length):
@@ -158,7 +158,7 @@ def check_decoder(
 def _decoded(
     decoder: ModelDecoder | FusedDecoder, tokens: Tensor, first: int, rows: int
 ) -> Iterator[Tensor]:
-    """Logits `[1, V]` of each token from the place `first` on, in a row whose others are prefilled.
+    """Returns logits `[1, V]` of each token from `first` on, in a row whose others are prefilled.
 
     A second row is shorter.
     """
@@ -175,7 +175,7 @@ def _decoded(
 
 
 def _lengths(config: Any, max_length: int) -> list[int]:
-    """Lengths of the rows to check, ascending: past each switching length, or one short row."""
+    """Returns the lengths of the rows to check, ascending: above each switch, or one short row."""
     text = config.get_text_config()
     points = [
         value
@@ -191,14 +191,14 @@ def _lengths(config: Any, max_length: int) -> list[int]:
 
 
 def _rotations(text: Any) -> Iterator[Mapping[str, Any]]:
-    """What a config says of its rotary embeddings, of all layers or of each kind of layer."""
+    """Returns a config's settings of rotary embeddings, for all layers or each kind of layer."""
     rope = getattr(text, "rope_parameters", None) or {}
     parts = [part for part in rope.values() if isinstance(part, dict)]
     yield from parts or [rope]
 
 
 def _reference_attention(model: PreTrainedModel) -> str:
-    """Transformers' attention that the model is run with to be compared with."""
+    """Returns the attention of Transformers for the reference run of the model."""
     capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     if capped or not model._supports_sdpa or not model._supports_attention_backend:
         return "eager"
@@ -216,7 +216,7 @@ def _checked_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' SDPA, where the mask is that of the window that the layer says it has."""
+    """Computes Transformers' SDPA, after a check that the mask is that of the layer's window."""
     length = query.shape[2]
     window = window_mask(length, sliding_window, query.device)
     if attention_mask is not None:
@@ -240,7 +240,7 @@ def _checked_attention(
 
 
 def _tokens(model: PreTrainedModel, count: int) -> Tensor:
-    """Some token ids, int64 `[count]`, on the model's device."""
+    """Returns some token ids, int64 `[count]`, on the model's device."""
     vocab_size = int(model.config.get_text_config().vocab_size)
     draw = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
@@ -249,7 +249,7 @@ def _tokens(model: PreTrainedModel, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def _explained(model: PreTrainedModel, what: str) -> Iterator[None]:
-    """Refuses an architecture whose own code fails where it is not called as Transformers does."""
+    """Refuses an architecture whose code fails when it is called differently from Transformers."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as err:

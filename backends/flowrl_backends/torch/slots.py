@@ -5,8 +5,8 @@ without holes, so that a decode step reads plain views and copies nothing but th
 and values. Rows and capacity double when they must, up to the number of slots and the longest
 sample, so that short runs stay small.
 
-Positions of a row past its length hold finite rubbish (zeros at first, padding or a former
-sample's keys later); masks hide it, and it is overwritten before it comes into reach.
+Positions of a row beyond its length have arbitrary finite values (zeros at first, padding or a
+previous sample's keys later); masks exclude them, and they are overwritten before they are read.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _FIRST_ROWS, _FIRST_CAPACITY = 8, 64
 
 
 class KVSlots:
-    """The store. Memory is taken by `reserve` and the first write of each layer.
+    """The KV memory, which `reserve` and the first write of each layer allocate.
 
     Attributes:
-        rows: Rows allocated.
-        capacity: Tokens that each row can hold.
+        rows: The number of allocated rows.
+        capacity: The number of tokens that each row can hold.
     """
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
@@ -43,12 +43,12 @@ class KVSlots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now."""
+        """The current size in bytes."""
         return sum(t.nbytes for t in (*self.keys.values(), *self.values.values()))
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of a token in the widest layer; 0 before the first write."""
+        """The size of a token in the widest layer, in bytes; 0 before the first write."""
         return max(
             (
                 keys[0, :, 0].nbytes + values[0, :, 0].nbytes
@@ -58,7 +58,7 @@ class KVSlots:
         )
 
     def reserve(self, rows: int, length: int) -> None:
-        """Makes room for `rows` rows of `length` tokens; keeps what is there."""
+        """Allocates memory for `rows` rows of `length` tokens; keeps the content."""
         if rows <= self.rows and length <= self.capacity:
             return
         new_rows, new_capacity = self.rows or _FIRST_ROWS, self.capacity or _FIRST_CAPACITY
@@ -98,14 +98,14 @@ class KVSlots:
                     tensor[to, :, :length] = tensor[of, :, :length]
 
     def release(self) -> None:
-        """Gives all memory back."""
+        """Frees all memory."""
         self.keys.clear()
         self.values.clear()
         self.rows = self.capacity = 0
 
 
 class RowSpan(NamedTuple):
-    """Rows `begin` to `end`-1, of which the longest has `length` tokens, its new one included."""
+    """Rows `begin` to `end`-1, the longest of which has `length` tokens with its new one."""
 
     begin: int
     end: int
@@ -114,13 +114,13 @@ class RowSpan(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class DecodeStep:
-    """One token for each of the rows 0 to n-1.
+    """A step of one token for each of the rows 0 to n-1.
 
     Attributes:
-        positions: int64 `[n]`, where each row's token goes; its length before the step.
-        length: The longest row with the new token.
-        equal: All positions are `length - 1`, so nothing needs a mask.
-        spans: The rows that attend together, in order; () where all do.
+        positions: int64 `[n]`, the position of each row's token: its length before the step.
+        length: The length of the longest row with its new token.
+        equal: True if all positions are `length - 1`, so that no mask is needed.
+        spans: The rows that attend together, in order; () if all rows do.
     """
 
     slots: KVSlots
@@ -214,10 +214,10 @@ class DecodeStep:
 class PrefillStep:
     """The first tokens of m rows, padded on the right to `length`.
 
-    Padding comes after every real token, so causal attention alone keeps it out of sight.
+    Padding comes after every real token, so causal attention alone excludes it.
 
     Attributes:
-        targets: int64 `[m]`, rows that take the keys and values.
+        targets: int64 `[m]`, the rows that store the keys and values.
     """
 
     slots: KVSlots

@@ -1,4 +1,4 @@
-"""The fields of a training batch as a loss reads them, and whether they are there at all."""
+"""The fields of a training batch as a loss reads them, and checks that the batch has them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def token_batch(batch: TrainBatch, source: Ints, sample: Ints, device: torch.device) -> TokenBatch:
-    """The fields of a loss at R tokens, by their places and the batch rows they belong to."""
+    """Returns the fields of a loss at R tokens, by their places and their batch rows."""
     preferred = batch.preferred
     return TokenBatch(
         advantages=_optional(batch.advantages, source, device),
@@ -42,7 +42,7 @@ def token_batch(batch: TrainBatch, source: Ints, sample: Ints, device: torch.dev
 
 
 def gathered(values: npt.NDArray[np.floating], index: Ints, device: torch.device) -> torch.Tensor:
-    """float32 `[R]`, the values at `index`."""
+    """Returns float32 `[R]`, the values at `index`."""
     return torch.from_numpy(values[index].astype(np.float32)).to(device)
 
 
@@ -51,7 +51,7 @@ def _optional(values: Floats | None, index: Ints, device: torch.device) -> torch
 
 
 def check_fields(batch: TrainBatch, spec: UpdateSpec, where: str) -> None:
-    """Raises a `BackendError` where the batch lacks a field that the update reads."""
+    """Raises a `BackendError` if the batch does not have a field that the update reads."""
     whole = spec.kl is not None and spec.kl.estimator == "full"
     penalty = ("reference_distributions" if whole else "reference_logprobs",) if spec.kl else ()
     own = ("old_logprobs",) if spec.old_policy == "own" else ()
@@ -74,7 +74,7 @@ def check_fields(batch: TrainBatch, spec: UpdateSpec, where: str) -> None:
 
 
 def check_distributions(batch: TrainBatch, vocabulary: int, where: str) -> None:
-    """Raises a `BackendError` where the reference's distributions are not those of the batch."""
+    """Raises a `BackendError` if the reference's distributions do not fit the batch."""
     assert batch.reference_distributions is not None
     wanted = (int(batch.sequences.response_mask.sum()), vocabulary)
     if batch.reference_distributions.shape != wanted:
@@ -88,7 +88,7 @@ def check_distributions(batch: TrainBatch, vocabulary: int, where: str) -> None:
 
 
 def check_score_fields(loss: LossSpec, where: str) -> None:
-    """Raises a `BackendError` where a loss on scores, one a sample, reads fields of tokens."""
+    """Raises a `BackendError` if a loss on scores, one a sample, reads fields of tokens."""
     of_tokens = sorted({*loss.needs, *loss.extra_fields} - {"preferred"})
     if of_tokens:
         raise BackendError(
@@ -103,7 +103,7 @@ def check_pairs(batch: TrainBatch, mini_batches: Sequence[Sequence[int]], where:
     """Checks that rows 2k and 2k + 1 are a pair, the preferred one first, in one mini-batch.
 
     Raises:
-        BackendError: they are not.
+        BackendError: They are not.
     """
     assert batch.preferred is not None
     preferred, groups = batch.preferred, batch.sequences.groups

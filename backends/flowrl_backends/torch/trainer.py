@@ -2,8 +2,8 @@
 
 Invariants:
 
-- An update's gradient is that of the padded, unpacked computation; it depends on how a mini-batch
-  is cut into micro-batches only by rounding, because every denominator counts the whole mini-batch.
+- An update's gradient is that of the padded, unpacked computation; it depends on the split into
+  micro-batches only by rounding, because every denominator counts the whole mini-batch.
 - Equal inputs give bit-identical results on a CPU with one thread.
 - A gradient that is not finite is never applied; the step says `skipped`.
 """
@@ -54,16 +54,15 @@ class TorchTrainer:
         trainer.begin(AdamW(learning_rate=2e-4), num_updates=100)
         steps = trainer.update(batch, spec)
 
-    Parameters in bfloat16 have float32 masters in the optimizer. float16 parameters serve for
+    Parameters in bfloat16 have float32 masters in the optimizer. float16 parameters are for
     logprobs only: without loss scaling their gradients underflow, so training them is refused.
 
     Args:
-        context: What to load and where.
-        skip_zero: Leave samples out of the computation whose every advantage is 0, where the loss
-            is proportional to the advantage and no KL term is added. They count in denominators,
-            so loss and gradient stay the same. Metrics of the loss (ratios, clip fractions,
-            entropy) are then means over the samples that were computed, and are absent where none
-            was.
+        context: The model to load and its device.
+        skip_zero: True to skip samples whose advantages are all 0, if the loss is proportional to
+            the advantage and has no KL term. They count in denominators, so loss and gradient are
+            the same. Metrics of the loss (ratios, clip fractions, entropy) are then means over the
+            samples that were computed, and are absent if there are none.
 
     Attributes:
         model: The model; an engine in this process may read its parameters in place. They are the
@@ -104,46 +103,46 @@ class TorchTrainer:
         return Optimizer(dict(self.model.named_parameters()), spec, num_updates)
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
-        """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient.
+        """Returns float32 `[T]`, the logprob of each response token, else 0; no gradient.
 
         Raises:
-            BackendError: the model ends in a value head, or has no such token.
+            BackendError: The model ends in a value head, or its vocabulary lacks a token.
         """
         self._require("lm", "logprobs", batch)
         return predict_all(self.model, batch, _answered(batch), "logprobs", temperature)
 
     def distributions(self, batch: SequenceBatch, temperature: float) -> Floats:
-        """float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
+        """Returns float32 `[R, V]`, logprobs of the whole vocabulary at each response token.
 
         Raises:
-            BackendError: the model ends in a value head, or has no such token.
+            BackendError: The model ends in a value head, or its vocabulary lacks a token.
         """
         self._require("lm", "distributions", batch)
         return distributions(self.model, batch, temperature)
 
     def squares(self, batch: SequenceBatch, temperature: float) -> Floats:
-        """float32 `[T]`, sum over the vocabulary of squared probabilities at each response token.
+        """Returns float32 `[T]`, the sum of squared probabilities at each response token.
 
         Raises:
-            BackendError: the model ends in a value head, or has no such token.
+            BackendError: The model ends in a value head, or its vocabulary lacks a token.
         """
         self._require("lm", "squared probabilities", batch)
         return squares(self.model, batch, temperature)
 
     def values(self, batch: SequenceBatch) -> Floats:
-        """float32 `[T]`, the value of the state before each response token, 0 elsewhere.
+        """Returns float32 `[T]`, the value of the state before each response token, else 0.
 
         Raises:
-            BackendError: the model has no value head, or no such token.
+            BackendError: The model has no value head, or its vocabulary lacks a token.
         """
         self._require("value", "values", batch)
         return predict_all(self.model, batch, _answered(batch), "values")
 
     def scores(self, batch: SequenceBatch) -> Floats:
-        """float32 `[N]`, the value head's number at each sample's last token.
+        """Returns float32 `[N]`, the value head's output at each sample's last token.
 
         Raises:
-            BackendError: the model has no value head, or no such token.
+            BackendError: The model has no value head, or its vocabulary lacks a token.
         """
         self._require("value", "scores", batch)
         longer = closed(batch)
@@ -151,7 +150,7 @@ class TorchTrainer:
         return found[longer.response_mask]
 
     def _require(self, head: Head, wanted: str, batch: SequenceBatch) -> None:
-        """Whether the model has the head that is asked for, and every token of a batch."""
+        """Checks that the model has the required head and every token of a batch."""
         if self._context.head != head:
             raise BackendError(
                 f"the model gives no {wanted}",
@@ -172,12 +171,12 @@ class TorchTrainer:
             )
 
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
-        """One optimizer update a mini-batch, in order.
+        """Makes one optimizer update a mini-batch, in order.
 
         Metrics of each step: those of the loss; of a policy, `entropy` (of the temperature-scaled
         distribution at response tokens) and `entropy_estimate` (-mean logprob), `kl` to the
         reference where a KL term is given, and those of `flowrl.algo.divergence` if the batch has
-        behaviour logprobs; of a critic, `value_explained_variance` where the returns vary;
+        behaviour logprobs; of a critic, `value_explained_variance` if the returns vary;
         `num_samples`, and of these `samples_computed` and `samples_skipped`; `tokens_computed`, the
         response tokens that the metrics are of; `positions`, how many positions the model ran over.
 
@@ -185,9 +184,9 @@ class TorchTrainer:
         holds at least one pair.
 
         Raises:
-            BackendError: `begin` was not called, the loss does not belong to the model's head, the
-                model has no such token, a field that the loss reads is missing, samples are not the
-                pairs that it reads, a mini-batch has no response token, or the model's layers
+            BackendError: `begin` was not called, the loss does not fit the model's head, the
+                vocabulary lacks a token, a field that the loss reads is missing, samples are not
+                the pairs that it reads, a mini-batch has no response token, or the model's layers
                 cannot be recomputed.
         """
         where = f"roles.{self._context.role}"
@@ -221,12 +220,12 @@ class TorchTrainer:
         checkpoint.flush_folder(folder)
 
     def load(self, folder: Path) -> None:
-        """Takes the weights of a folder that `export` wrote, in place.
+        """Loads the weights of a folder that `export` wrote, in place.
 
-        Nothing is changed unless every name and shape matches. The optimizer's moments stay.
+        Nothing is changed unless every name and shape matches. The optimizer's moments are kept.
 
         Raises:
-            BackendError: the weights cannot be read or belong to another model.
+            BackendError: The weights cannot be read or belong to another model.
         """
         load_weights(self.model, folder, role=self._context.role)
         if self._optimizer is not None:
@@ -247,13 +246,13 @@ class TorchTrainer:
         checkpoint.flush_folder(folder)
 
     def restore(self, folder: Path) -> None:
-        """Reads what `save` wrote; the next update is bit-identical to the one never stopped.
+        """Restores the state that `save` wrote; the next update is bit-identical.
 
-        Parameters are overwritten in place, and the optimizer is made anew as it was saved, so
-        `begin` need not have been called.
+        Parameters are overwritten in place, and the saved optimizer is created again, so `begin`
+        need not have been called.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or belongs to another model.
+            CheckpointError: A file is missing or damaged, or belongs to another model.
         """
         state = checkpoint.read_json(folder / _STATE)
         if state.get("format") != _FORMAT:
@@ -276,7 +275,7 @@ class TorchTrainer:
         _set_random_state(self._device, parts["random"])
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters (tied ones once) and the buffers that belong to the model's state."""
+        """Returns parameters (tied ones once) and the buffers that belong to the model's state."""
         kept = self.model.state_dict().keys()
         buffers = {n: b for n, b in self.model.named_buffers() if n in kept}
         return {n: p.detach() for n, p in self.model.named_parameters()} | buffers
@@ -303,7 +302,7 @@ class TorchTrainer:
         self._move(torch.device("cpu"))
 
     def reload(self) -> None:
-        """Moves them back; idempotent."""
+        """Moves parameters and optimizer back to the device; idempotent."""
         self._move(self._device)
 
     def _move(self, device: torch.device) -> None:
@@ -327,7 +326,7 @@ class TorchTrainer:
 
 
 def _answered(batch: SequenceBatch) -> Ints:
-    """Rows with response tokens."""
+    """Returns the rows with response tokens."""
     return np.flatnonzero(batch.response_lengths)
 
 

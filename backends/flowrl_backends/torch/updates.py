@@ -2,9 +2,10 @@
 
 Invariants:
 
-- The gradient is that of the padded, unpacked computation; it depends on how the mini-batch is cut
-  into micro-batches only by rounding, because every denominator counts the whole mini-batch.
-- No micro-batch separates the samples of a pair where the loss reads pairs.
+- The gradient is that of the padded, unpacked computation; it depends on the split of the
+  mini-batch into micro-batches only by rounding, because every denominator counts the whole
+  mini-batch.
+- If the loss reads pairs, no micro-batch separates the samples of a pair.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ __all__ = ["Objective"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What the updates of one batch minimise, checked against that batch.
+    """The objective of the updates on one batch, checked against that batch.
 
         objective = Objective.of(batch, spec, model, where="roles.actor", skip_zero=True)
         steps = [objective.update(optimizer, rows) for rows in spec.mini_batches]
 
     Attributes:
-        batch: As the caller gave it, but for losses on scores: there each sample has one more
-            token, before which its score stands.
-        kl: The estimator of the KL term; None without one, or where it is the whole divergence.
-        order: int64 `[T]`, which response token of the batch each response token is.
-        num_tokens: int64 `[N]`, response tokens of each sample as the caller gave it.
-        skip_zero: Leave out samples whose every advantage is 0, where that changes no gradient.
+        batch: The caller's batch; for losses on scores, with one more token a sample, at which its
+            score is predicted.
+        kl: The estimator of the KL term; None without one, or for the exact divergence.
+        order: int64 `[T]`, the index of each response token among those of the batch.
+        num_tokens: int64 `[N]`, the number of response tokens of each sample of the caller.
+        skip_zero: True to skip samples whose advantages are all 0, if that changes no gradient.
     """
 
     model: PreTrainedModel
@@ -82,8 +83,8 @@ class Objective:
         """Resolves loss and KL term.
 
         Raises:
-            BackendError: a field that they read is missing, the samples are not the pairs that the
-                loss reads, or a KL term is asked for where no logprobs are trained.
+            BackendError: A field that they read is missing, the samples are not the pairs that the
+                loss reads, or a KL term is set although no logprobs are trained.
         """
         check_fields(batch, spec, where)
         if spec.loss.pairs:
@@ -116,7 +117,7 @@ class Objective:
         """Updates the model on the rows of one mini-batch.
 
         Raises:
-            BackendError: the mini-batch has no response token, or a sample of a pair has none.
+            BackendError: The mini-batch has no response token, or a sample of a pair has none.
         """
         chosen = np.asarray(rows, np.int64)
         weights, live = self._weights(chosen)
@@ -145,7 +146,7 @@ class Objective:
         )
 
     def _weights(self, chosen: Ints) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], Ints]:
-        """The weight of each sample's tokens, float64 `[N]`, and the rows that have tokens."""
+        """Returns the weight of each sample's tokens, float64 `[N]`, and the rows with tokens."""
         sequences = self.batch.sequences
         lengths = sequences.response_lengths[chosen]
         empty = chosen[lengths == 0]
@@ -180,7 +181,7 @@ class Objective:
         known: TokenBatch,
         metrics: Metrics,
     ) -> None:
-        """Forward and backward of one micro-batch."""
+        """Runs forward and backward of one micro-batch."""
         packed = pack(self.batch.sequences, part)
         predicted = predict(
             self.model,
@@ -237,7 +238,7 @@ class Objective:
         return found[predicted.node]
 
     def _known(self, rows: Ints) -> TokenBatch:
-        """What the loss must know of the whole mini-batch; `penalised` is `[T]`."""
+        """Returns the inputs of the loss from the whole mini-batch; `penalised` is `[T]`."""
         wanted = prepares(self.spec.loss)
         if wanted == "nothing":
             return TokenBatch()
@@ -260,7 +261,7 @@ class Objective:
         return replace(known, penalised=penalised)
 
     def _measured(self, metrics: Metrics) -> dict[str, float]:
-        """Metrics that need all predictions of the mini-batch at once."""
+        """Returns the metrics that need all predictions of the mini-batch at once."""
         values, source, sample = metrics.kept()
         behaviour, returns = self.batch.behaviour_logprobs, self.batch.returns
         if self.spec.loss.predicts == "logprobs" and behaviour is not None:

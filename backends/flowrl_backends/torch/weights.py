@@ -1,4 +1,4 @@
-"""Loading weights from a folder into a model that exists.
+"""Loading weights from a folder into an existing model.
 
 A folder holds the names that `save_pretrained` writes. For most architectures these are the model's
 own; for some (experts of mixtures, GPT-NeoX) Transformers keeps other names and shapes in memory
@@ -27,7 +27,7 @@ def load_weights(model: PreTrainedModel, folder: Path, *, role: str) -> None:
     embeddings) may be absent. Nothing is changed unless everything matches.
 
     Raises:
-        BackendError: no or unreadable files, or names or shapes that differ.
+        BackendError: Files are missing or unreadable, or names or shapes differ.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -73,9 +73,9 @@ def _copy(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tenso
 
 
 def _translated(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor] | None:
-    """The folder's tensors under the model's names; None where they are of another model."""
+    """Returns the folder's tensors under the model's names; None for another model."""
     if not (folder / "config.json").is_file():
-        return None  # not what `export` wrote
+        return None  # not written by `export`
     try:
         # Tensors that the folder lacks would be drawn at random, before they are refused here.
         with quiet_transformers(reports=False), torch.random.fork_rng(devices=[]):
