@@ -274,7 +274,7 @@ def test_impossible_requests_name_the_sample_and_the_numbers(bad, numbers):
 
 @pytest.mark.parametrize("stop", [-1, VOCAB])
 def test_an_engine_does_not_open_with_a_stop_token_that_the_model_does_not_have(stop):
-    with pytest.raises(BackendError, match=rf"a stop token lies outside[\s\S]*id {stop}"):
+    with pytest.raises(BackendError, match=rf"a stop token is outside[\s\S]*id {stop}"):
         make_engine(make_model(), stop=(1, stop))
 
 

@@ -445,7 +445,7 @@ def test_a_batch_with_a_token_that_the_model_does_not_have_is_refused(
     tokens = rows.tokens.copy()
     tokens[3] = token
     wrong = TrainBatch(sequences=replace(rows, tokens=tokens))
-    expected = rf"roles\.actor: a token id lies outside[\s\S]*0 to {VOCABULARY - 1}"
+    expected = rf"roles\.actor: a token id is outside[\s\S]*0 to {VOCABULARY - 1}"
     with pytest.raises(BackendError, match=expected):
         trainer.update(wrong, update_spec(wrong, loss=CrossEntropy()))
     for ask in (trainer.logprobs, trainer.distributions, trainer.squares):

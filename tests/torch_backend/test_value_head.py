@@ -308,7 +308,7 @@ def test_what_a_head_does_not_give_is_refused(qwen: Path) -> None:
         policy.values(rows)
     with pytest.raises(BackendError, match="no scores"):
         policy.scores(rows)
-    with pytest.raises(BackendError, match="generates nothing"):
+    with pytest.raises(BackendError, match="cannot generate"):
         plugin.open_generate(context(qwen, head="value"), None)
 
 

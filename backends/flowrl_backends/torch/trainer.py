@@ -162,7 +162,7 @@ class TorchTrainer:
         least, most = (int(f(batch.tokens, initial=0)) for f in (np.min, np.max))
         if least < 0 or most >= size:
             raise BackendError(
-                "a token id lies outside the model's vocabulary",
+                "a token id is outside the model's vocabulary",
                 where=f"roles.{self._context.role}",
                 found=f"ids {least} to {most}",
                 expected=f"0 to {size - 1}",
