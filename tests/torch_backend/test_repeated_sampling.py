@@ -492,7 +492,9 @@ def test_samples_are_selected_with_their_kept_tokens(qwen: Path) -> None:
 def test_a_batch_without_kept_tokens_is_refused(qwen: Path) -> None:
     trainer = sharpened(qwen)
     rows, _ = batch_of(drawn(trainer, Sampling(max_tokens=3, top_k=4)))
-    with pytest.raises(BackendError, match="does not have the tokens that its sampler kept") as caught:
+    with pytest.raises(
+        BackendError, match="does not have the tokens that its sampler kept"
+    ) as caught:
         trainer.logprobs(replace(rows, kept=None), 1.0)
     assert "top_k=4" in caught.value.found
     assert "Finished.kept" in caught.value.hint
