@@ -143,7 +143,7 @@ class RoleConfig(Section):
         dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware, and
             float32 otherwise.
         recompute: `full` keeps the input of each layer in a forward pass and computes the rest
-            again in the backward pass: a fourth more work for much less memory. `auto` leaves it
+            again in the backward pass: a third more work for much less memory. `auto` leaves it
             to the planner, which keeps all on a single device.
         terms: The reward terms that this role scores with; by default `rewards.terms`.
         environment: `FILE.py:NAME` that makes the environment of an environment role.
