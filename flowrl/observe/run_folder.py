@@ -7,7 +7,7 @@
     metrics.jsonl           a row a step
     evaluations.jsonl       a row a measurement on held-out data
     samples.jsonl           a row a sample, with the end it had
-    checkpoints/            see flowrl.runtime.checkpoint.files
+    checkpoints/            see flowrl.runtime.checkpoint.store
     model/                  the exported model, a Hugging Face folder
     trained/ROLE/           the same of other roles that the run updated
     models/ROLE/            config and tokenizer of a new model

@@ -178,7 +178,7 @@ class RolloutScheduler:
     def _deliver_all(self) -> list[Deliver]:
         """Answers batches as long as they need not wait."""
         delivers: list[Deliver] = []
-        self._age(DropReason.AGED)
+        self._drop_stale(DropReason.AGED)
         while self._waiting:
             taken = self._pool.take(self._waiting[0].groups)
             if taken is None:
@@ -189,11 +189,11 @@ class RolloutScheduler:
             state.served = (state.horizon, batches + 1 if version == state.horizon else 1)
             # Spare groups that no later batch can take were not lost, but never needed.
             spare = self.settings.over_sampling.prompts > 0
-            self._age(DropReason.REDUNDANT if spare else DropReason.AGED)
+            self._drop_stale(DropReason.REDUNDANT if spare else DropReason.AGED)
         return delivers
 
-    def _age(self, reason: DropReason) -> None:
-        """Drops what the next batch cannot take any more, if it is for another version now."""
+    def _drop_stale(self, reason: DropReason) -> None:
+        """Drops samples that are too stale for the next batch, if its version has risen."""
         state = self.state
         horizon = state.next_horizon()
         rises = horizon > state.horizon

@@ -39,13 +39,13 @@ from flowrl.observe.display import Display, PlainDisplay, TimeToGo, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program.source import breakpoints_left_out
-from flowrl.runtime.checkpoint.files import (
+from flowrl.runtime.checkpoint.run_files import InputFiles
+from flowrl.runtime.checkpoint.store import (
     Checkpoint,
     CheckpointInterval,
     CheckpointStore,
     Position,
 )
-from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.driver.run_summary import RunTotals, ended_at
 from flowrl.runtime.driver.sources import BatchNotFilled
 from flowrl.runtime.driver.stage import Stage

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import CheckpointError
-from flowrl.runtime.checkpoint.files import CheckpointStore, Position
+from flowrl.runtime.checkpoint.store import CheckpointStore, Position
 from tests.files.dying import die_at
 
 

@@ -279,8 +279,8 @@ def test_warnings_of_the_library_reach_standard_error_once(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def warns(*args: object, **kwargs: object) -> None:
-        logging.getLogger("flowrl.runtime.checkpoint.files").warning("%s: not finished", "0001")
-        logging.getLogger("flowrl.runtime.checkpoint.files").info("not for everyone")
+        logging.getLogger("flowrl.runtime.checkpoint.store").warning("%s: not finished", "0001")
+        logging.getLogger("flowrl.runtime.checkpoint.store").info("not for everyone")
 
     monkeypatch.setattr("flowrl.cli.plan.run", warns)
     for _ in range(2):

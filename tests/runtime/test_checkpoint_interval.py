@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl.config.schema import RuntimeConfig
-from flowrl.runtime.checkpoint.files import CheckpointInterval
+from flowrl.runtime.checkpoint.store import CheckpointInterval
 
 
 class Clock:

@@ -26,7 +26,7 @@ from flowrl.errors import CheckpointError, ConfigError
 from flowrl.observe.rows import StepMetrics
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
-from flowrl.runtime.checkpoint.files import CheckpointInterval
+from flowrl.runtime.checkpoint.store import CheckpointInterval
 from flowrl.runtime.run import STOPS, _Interrupt
 from flowrl.runtime.scoring.pool import ScoringPool
 from tests.runtime.killed_runs import run_until_killed

@@ -24,8 +24,8 @@ from flowrl.graph import Graph, format_graph, graph_to_json, parse
 from flowrl.observe.display import Display, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
-from flowrl.runtime.checkpoint.files import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.checkpoint.run_files import InputFiles
+from flowrl.runtime.checkpoint.store import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.driver.stage import part_of
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.run import config_yaml, execute, is_done

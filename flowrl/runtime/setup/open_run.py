@@ -22,8 +22,8 @@ from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.checkpoint.files import Checkpoint
 from flowrl.runtime.checkpoint.journal import RolloutJournals
+from flowrl.runtime.checkpoint.store import Checkpoint
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
 from flowrl.runtime.driver.run_summary import evaluation_metrics

@@ -28,7 +28,7 @@ from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName
 from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
-from flowrl.runtime.checkpoint.files import Checkpoint
+from flowrl.runtime.checkpoint.store import Checkpoint
 from flowrl.runtime.driver.graph_parts import RoleUse, refreshed_roles, role_of
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.prepared_inputs import RoleModel
