@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from flowrl.cost.models import FAMILIES, ModelShape
@@ -17,18 +14,11 @@ def refusal(config: dict[str, object]) -> PlanError:
     return caught.value
 
 
-def test_what_a_new_family_needs_is_told_with_the_files_that_hold_it_for_others():
+def test_a_family_that_is_not_known_is_answered_with_models_to_take_and_no_file_to_edit():
     error = refusal({"model_type": "mamba2", "hidden_size": 64})
     assert error.found == "model_type 'mamba2'"
     assert error.hint is not None
-    named = re.findall(r"flowrl/[\w/]+\.py", error.hint)
-    assert len(named) == 4
-    root = Path(__file__).parents[2]
-    shape, counts, memory, activations = ((root / one).read_text("utf-8") for one in named)
-    assert "FAMILIES: " in shape
-    assert "def count_parameters" in counts
-    assert "kv cache" in memory
-    assert "kept for the backward pass" in activations
+    assert "flowrl/" not in error.hint
 
 
 def test_a_config_without_a_family_is_told_that_it_is_missing():

@@ -17,7 +17,7 @@ from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from tests.plan.many_cases import request
 
 NOTE = (
-    "assumed: kernels on mine reach what they reach on Hopper, for its name tells no generation; "
+    "assumed: kernels on mine reach what they reach on Hopper, for its name shows no generation; "
     "efficiencies: ampere (or hopper) of the device in the cluster file says whose hold"
 )
 

@@ -358,7 +358,7 @@ def test_a_plan_fills_no_more_of_its_devices_than_it_may(grpo: Graph):
         whole = device_spec(device).memory_bytes
         peaks[share] = max(entry.memory.total for entry in plan.prediction.memory)
         assert peaks[share] <= share * whole
-        assert f"(plans fill {100 * share:.0f} % of 79.1 GiB)" in plan_text(plan)
+        assert f"(usable: {100 * share:.0f} % of 79.1 GiB)" in plan_text(plan)
     assert peaks[0.5] < peaks[0.9]
 
 

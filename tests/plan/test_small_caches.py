@@ -39,7 +39,7 @@ def test_what_is_computed_again_is_told_with_slots_that_take_less(grpo: Graph):
     plan = make_plan(grpo, long_answers(256), of_gib(24))
     (note,) = told(plan)
     holds = plan.operation("actor.generate").kv_tokens / 12_200
-    assert f"holds {holds:,.0f} samples of mean length, it may draw 256 at once" in note
+    assert f"holds {holds:,.0f} samples of mean length, it may run 256 at once" in note
     fewer = re.search(r"with roles\.actor\.num_slots=(\d+) the rollout takes (.+), not (.+)$", note)
     assert fewer is not None
     tried = make_plan(grpo, long_answers(int(fewer[1])), of_gib(24))

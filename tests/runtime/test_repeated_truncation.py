@@ -88,7 +88,7 @@ def test_a_sample_that_does_not_say_what_its_sampler_kept_is_refused_beside_thos
     one, other = payload(1), payload(1)
     one.extend(finished([4], [[4]]))
     other.extend(finished([5, 6], None))
-    with pytest.raises(SchedulerError, match="does not say what its sampler kept") as caught:
+    with pytest.raises(SchedulerError, match="does not report what its sampler kept") as caught:
         batch_of(one, other)
     assert caught.value.found == f"2 tokens for prompt {GROUP}"
 

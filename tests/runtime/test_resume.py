@@ -538,16 +538,12 @@ def test_a_run_does_not_go_on_with_changed_files_unless_that_is_accepted(tmp_pat
     assert done.summary.num_held_out == 9
 
 
-def test_sources_estimates_and_failed_rewards_go_on_as_they_were(tmp_path: Path):
+def test_sources_and_estimates_of_solve_rates_go_on_as_they_were(tmp_path: Path):
     config = with_files(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     topics = [{**row, "topic": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in topics))
-    (tmp_path / "own.py").write_text(
-        "def own(response):\n    return float(response[0].isdigit())\n"  # some are empty
-    )
     config["data"] |= {"source": "topic", "curriculum": {"kind": "solve_rate", "explore": 0.5}}
-    config["rewards"]["max_failures"] = 1000
     config["train"]["policies"] = {"fairness": {"kind": "weighted_shares", "a": 1, "b": 2}}
     never = outcome(api.run(None, config, display=WatchedDisplay()).folder)
 
@@ -557,10 +553,26 @@ def test_sources_estimates_and_failed_rewards_go_on_as_they_were(tmp_path: Path)
     run = tmp_path / "stopped" / "tiny"
     resumed(run)
     assert outcome(run) == never
-    assert never.state["reward_failures"] > 0
     (cursor,) = never.state["stage"]["cursors"].values()
     assert sum(cursor["taken"].values()) == 32
     assert all(source["curriculum"]["rates"] for source in cursor["sources"].values())
+
+
+def test_rewards_that_failed_before_a_stop_still_count_after_it(tmp_path: Path):
+    config = with_files(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "def own(response):\n    return float(response[0].isdigit())\n"  # some are empty
+    )
+    config["rewards"]["max_failures"] = 1000
+    config["runtime"] = {"runs": str(tmp_path / "stopped")}
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, config, display=CtrlC("grpo", 2))
+    run = tmp_path / "stopped" / "tiny"
+    (*_, newest) = sorted((run / "checkpoints").iterdir())
+    failed = json.loads((newest / "state.json").read_text())["reward_failures"]
+    (tmp_path / "own.py").write_text("def own(response):\n    return 0.0\n")
+    resumed(run, accept_changes=True)
+    assert outcome(run).state["reward_failures"] == failed > 0
 
 
 def test_a_killed_run_that_has_no_checkpoint_names_changed_files_too(tmp_path: Path):

@@ -472,7 +472,7 @@ def test_the_report_for_people():
     assert "  lengths  constant:8" in lines
     assert any(line.startswith("step time: ") for line in lines)
     head = lines.index("idle") + 1
-    assert lines[head].split() == ["device", "lane", "idle", "(least", "to", "most)"]
+    assert lines[head].split() == ["device", "resource", "idle", "(min", "to", "max)"]
     [row] = [line for line in lines if line.startswith("  6 devices  engine[0] to engine[5]")]
     assert row.index(" %") > lines[head].index("idle")
     assert row.index("(") == lines[head].index("(")
