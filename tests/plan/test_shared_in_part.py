@@ -92,8 +92,8 @@ def test_the_bytes_of_a_cache_are_those_of_the_memory_table(
 ) -> None:
     text = plan_text(make_plan(grpo, pinned(request(), *pins), h100(16)))
     found = re.search(
-        r"actor.generate kv cache: .* because: (.* GiB) of each device, whose peak is (.* GiB) while "
-        r"it generates",
+        r"actor.generate kv cache: .* because: (.* GiB) of each device, whose peak is (.* GiB) "
+        r"while it generates",
         text,
     )
     assert found is not None
