@@ -44,7 +44,10 @@ def test_a_plan_says_whose_efficiencies_it_takes_where_nothing_tells(grpo: Graph
     plan = planned(grpo, own("mine"))
     assert plan.notes.count(NOTE) == 1
     assert {one.assumed for one in plan.prediction.confidence} == {"hopper's efficiencies"}
-    assert "predicted from analytic costs, hopper's efficiencies assumed; bottleneck: " in plan_text(plan)
+    assert (
+        "predicted from analytic costs, hopper's efficiencies assumed; bottleneck: "
+        in plan_text(plan)
+    )
     assert PlacementPlan.from_json(plan.to_json()) == plan
     # The key that the note names is what changes it.
     said = planned(grpo, own("mine", efficiencies="hopper"))
