@@ -155,7 +155,7 @@ MUTATIONS = [
     (Lifecycle, "_end", without_an_abort_of_what_is_dropped),
     (Lifecycle, "_end", without_telling_of_drops),
     (SchedulerState, "oldest", property(one_version_too_lenient)),
-    (RolloutScheduler, "_age", without_aging),
+    (RolloutScheduler, "_drop_stale", without_aging),
     (Lifecycle, "score", complete_one_member_early),
     (Lifecycle, "_complete", with_its_spare_members),
     (Lifecycle, "drop_members", drop_only_the_one),
