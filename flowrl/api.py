@@ -25,7 +25,6 @@ from flowrl.compiler.stage import of_no_stage
 from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config, locating
-from flowrl.config.nearest import listing
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
@@ -33,6 +32,7 @@ from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
 from flowrl.plan.check.file_lines import at_line, lines_of
 from flowrl.program import Workflow
 from flowrl.program.source import breakpoints_left_out
+from flowrl.wording import listing
 
 if TYPE_CHECKING:
     from flowrl.cluster.pool import ResourcePool

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
-from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import FlowError
+from flowrl.wording import listing, suggestion
 
 __all__ = ["Entry", "entries", "find_entry"]
 

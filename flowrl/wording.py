@@ -1,4 +1,4 @@
-"""Formatting of messages: numbers with nouns, similar names, and labelled warnings."""
+"""Formatting of messages: numbers with nouns, lists, similar names, and labelled warnings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ import logging
 import sys
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from pathlib import Path
 
-__all__ = ["HOURS", "Unconfigured", "Warnings", "counted", "hours_text", "nearest", "percent"]
+__all__ = [
+    "HOURS",
+    "Unconfigured",
+    "Warnings",
+    "counted",
+    "hours_text",
+    "listing",
+    "nearest",
+    "nearest_file",
+    "one_of_them",
+    "percent",
+    "suggestion",
+]
+
+MAX_LISTED = 24
+"""The number of names that a list in a message shows."""
 
 HOURS = 7200.0
 """The number of seconds from which times are shown in hours and minutes."""
@@ -45,6 +61,15 @@ def percent(share: float, digits: int = 0, *, signed: bool = False) -> str:
     ('8 %', '0.2 %', '+25 %')
     """
     return f"{100 * share:{'+' if signed else ''}.{digits}f} %"
+
+
+def listing(choices: Iterable[str]) -> str:
+    """Returns the choices in one line, cut after `MAX_LISTED`; `nothing` where there are none."""
+    names = list(choices)
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def nearest(name: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -90,6 +115,50 @@ def _is_one_edit(a: str, b: str) -> bool:
 
 def _form(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str | None:
+    """Returns `did you mean 'steps'?`, or None if no choice is similar."""
+    match = nearest(name, choices)
+    return f"did you mean {match!r}?" if match is not None else None
+
+
+def one_of_them(name: str, choices: Iterable[str]) -> str:
+    """Returns the hint for a name that is none of the choices, which the message lists."""
+    return suggestion(name, choices) or "take one of them"
+
+
+def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",), *folders: Path) -> str | None:
+    """Returns `did you mean FOLDER/NAME?` for a missing file; None if there is no similar one.
+
+    A file of the same name in a subfolder is the first choice, then a similar name in the same
+    folder. Suffixes do not count (`nope.yaml` is not near `laptop.yaml`), except between names
+    that differ in nothing else.
+
+    Args:
+        path: The missing file.
+        suffixes: Ends of the names that are considered; by default all names.
+        folders: Further folders in which a bare name is looked for.
+    """
+    if path.exists():
+        return None
+    for folder in _entries(path.parent):
+        if (folder / path.name).is_file():
+            return f"did you mean {folder / path.name}?"
+    for folder in (path.parent, *(folders if len(path.parts) == 1 else ())):
+        entries = [entry for entry in _entries(folder) if entry.name.endswith(suffixes)]
+        entries.sort(key=lambda entry: entry.suffix == path.suffix)
+        by_stem = {entry.stem: entry for entry in entries}
+        if (stem := nearest(path.stem, by_stem)) is not None:
+            return f"did you mean {by_stem[stem]}?"
+    return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 class Warnings(logging.Handler):

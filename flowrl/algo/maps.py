@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from flowrl.algo.user_function import UserFunction, shape_of
 from flowrl.errors import DataError, RewardError
-from flowrl.specs.function import nearest_hint
 from flowrl.specs.maps import (
     CosineLength,
     Gives,
@@ -29,6 +28,7 @@ from flowrl.specs.maps import (
     StopProperly,
     WeightedSum,
 )
+from flowrl.wording import suggestion
 
 __all__ = [
     "Array",
@@ -84,7 +84,7 @@ class MapBatch:
 
     def __getitem__(self, key: str) -> Array:
         if key not in self.fields:
-            near = nearest_hint(key, self.fields)
+            near = suggestion(key, self.fields)
             raise DataError(
                 f"the map reads no field '{key}'",
                 expected=", ".join(self.fields) or "no fields",

@@ -13,9 +13,9 @@ from flowrl.specs.function import (
     definition_of,
     line_of,
     load_function,
-    nearest_hint,
 )
 from flowrl.specs.user_options import Options
+from flowrl.wording import suggestion
 
 __all__ = ["UserFunction", "shape_of"]
 
@@ -84,14 +84,14 @@ class UserFunction:
             report.what = f"{self.title} reads batch.{attribute}, which does not exist"
             report.found = declared
             report.expected = f"one of {', '.join(names)}"
-            report.hint = nearest_hint(attribute, names)
+            report.hint = suggestion(attribute, names)
             if attribute in getattr(error.obj, "fields", ()):
                 report.hint = f'write batch["{attribute}"]'
             if attribute in getattr(error.obj, "extra", ()):
                 report.hint = f'write batch.extra["{attribute}"]'
         elif isinstance(error, KeyError):
             report.found = declared
-            report.hint = nearest_hint(str(error.args[0] if error.args else ""), self.declared)
+            report.hint = suggestion(str(error.args[0] if error.args else ""), self.declared)
         elif isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
             # A field that was not declared is None, and causes such an error.
             report.found = declared

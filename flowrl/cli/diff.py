@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.plan_inputs import is_plan, machine_words, offering_cluster
-from flowrl.config.nearest import nearest_file, one_of_them
 from flowrl.errors import ConfigError, FlowError
+from flowrl.wording import nearest_file, one_of_them
 
 if TYPE_CHECKING:
     from flowrl.graph import Graph

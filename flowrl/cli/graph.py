@@ -9,11 +9,11 @@ from pathlib import Path
 
 from flowrl.cli.output import format_of, require_output, write_output
 from flowrl.cli.plan_inputs import offering_cluster
-from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
 from flowrl.viz import FORMATS, render
+from flowrl.wording import listing, one_of_them
 
 __all__ = ["GraphOptions", "load_graph", "run"]
 

@@ -275,8 +275,8 @@ def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanO
 
 def _warn_of_workflow(plan: PlacementPlan, path: Path) -> None:
     """Warns of a plan whose workflow is not installed: an edited name fits no configuration."""
-    from flowrl.config.nearest import suggestion
     from flowrl.program import registered_workflows
+    from flowrl.wording import suggestion
 
     known = registered_workflows()
     if plan.graph not in known:

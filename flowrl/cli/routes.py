@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from flowrl.config.nearest import listing, nearest
 from flowrl.cost.activations import DTYPE_BYTES
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import ConfigError
 from flowrl.plan.routes import Transfer, expand_plan_route, route_parameters
+from flowrl.wording import listing, nearest
 
 if TYPE_CHECKING:
     from flowrl.cli.plan import PlanOptions

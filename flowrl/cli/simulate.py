@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from flowrl.cli.output import require_json
 from flowrl.cli.plan_inputs import compiled_by, is_plan, machine_words, offering_cluster
-from flowrl.config.nearest import one_of_them
 from flowrl.errors import ConfigError
+from flowrl.wording import one_of_them
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled

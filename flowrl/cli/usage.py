@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowrl.config.nearest import listing, nearest, suggestion
 from flowrl.errors import ConfigError
+from flowrl.wording import listing, nearest, suggestion
 
 __all__ = ["usage_error"]
 

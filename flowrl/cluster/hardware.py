@@ -21,10 +21,10 @@ from pydantic import Field, ValidationError
 
 from flowrl.cluster.efficiencies import Efficiencies, efficiencies_of
 from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
-from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
 from flowrl.config.section import Section
 from flowrl.errors import ConfigError
+from flowrl.wording import listing
 
 __all__ = ["DeviceSpec", "Machine", "abbreviated", "catalogue", "device_spec", "find_spec"]
 

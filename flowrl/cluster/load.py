@@ -42,12 +42,11 @@ from flowrl.cluster.hardware import (
     find_spec,
 )
 from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool, split_cpus
-from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
 from flowrl.config.section import Int, Section
 from flowrl.config.yaml_tree import FileKind, Places, read_yaml_file
 from flowrl.errors import ConfigError
-from flowrl.wording import counted
+from flowrl.wording import counted, listing
 
 __all__ = ["load_cluster"]
 
@@ -69,7 +68,7 @@ CLUSTER = FileKind(
     begins="begin with `nodes:`, as the files in configs/clusters do",
     hint="give a file that describes machines, like those in configs/clusters, "
     "or cluster=auto for this one",
-    folder=Path("configs/clusters"),
+    folders=(Path("configs/clusters"),),
 )
 
 

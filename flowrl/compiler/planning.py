@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flowrl.cluster.hardware import abbreviated, find_spec
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, suggestion
 from flowrl.config.schema import PlanConfig
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import (
@@ -25,7 +24,7 @@ from flowrl.errors import ConfigError, DataError, combine
 from flowrl.observe.rows import lengths_in
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS, values_of
-from flowrl.wording import counted, percent
+from flowrl.wording import counted, listing, percent, suggestion
 
 __all__ = ["assumed_lengths", "lengths_of", "mean_prompt", "plan_options"]
 

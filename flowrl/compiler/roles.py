@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from flowrl.backend.capabilities import Capabilities, Head, Service
 from flowrl.backend.registry import available
 from flowrl.compiler.role_backends import RoleBackends
-from flowrl.config.nearest import listing, suggestion
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
@@ -19,6 +18,7 @@ from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Grammar
+from flowrl.wording import listing, suggestion
 
 __all__ = ["StageRoles", "check_roles", "head_of"]
 

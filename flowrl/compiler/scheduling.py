@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from flowrl.config.nearest import listing, one_of_them
 from flowrl.config.schema import TrainConfig
 from flowrl.errors import ConfigError, SchedulerError
 from flowrl.rollout import SchedulerSettings, policies
 from flowrl.specs.base import Scalar, Spec
+from flowrl.wording import listing, one_of_them
 
 __all__ = ["POLICY_KINDS", "scheduler_settings"]
 

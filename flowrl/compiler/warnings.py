@@ -11,7 +11,6 @@ from flowrl.compiler.roles import StageRoles
 from flowrl.compiler.sizes import SizedStage, compares_a_group, generates_before
 from flowrl.config.check import least_prompt_tokens
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing
 from flowrl.config.rewards import ExactMatch, FormatMatch, Gsm8kMatch, NumericMatch
 from flowrl.config.roles import FreshModel
 from flowrl.cost.demand import phase_of
@@ -28,7 +27,7 @@ from flowrl.passes.settle_truncation import treats_as_untruncated
 from flowrl.program.interact import MAX_OBSERVATION_TOKENS
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 from flowrl.specs.maps import SoftOverlong
-from flowrl.wording import counted
+from flowrl.wording import counted, listing
 
 __all__ = [
     "warn_of",

@@ -6,7 +6,7 @@
   value was written; `flowrl.config.merge` says how files and overrides merge.
 - `flowrl.config.check`: checks across keys: numbers that must divide, names and files that must
   exist.
-- `flowrl.config.nearest`: hints for unknown names: the nearest name, and synonyms.
+- `flowrl.config.nearest`: names that other trainers have for keys and values.
 
 The package itself imports nothing, so that `import flowrl` pays for pydantic only when a
 configuration is read.

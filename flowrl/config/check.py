@@ -13,11 +13,11 @@ from collections.abc import Callable
 from flowrl.config import check_files
 from flowrl.config.data import ArithmeticData, DataConfig
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.problems import Problems
 from flowrl.config.roles import CharTokenizer, FreshModel
 from flowrl.config.schema import EvalConfig, SamplingConfig
 from flowrl.errors import ConfigError, combine
+from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = ["check_config", "least_prompt_tokens"]
 

@@ -7,18 +7,11 @@ from pathlib import Path
 
 from flowrl.config.data import JsonlData
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import (
-    YAML_SUFFIXES,
-    listing,
-    nearest,
-    nearest_below,
-    nearest_file,
-    nearest_in,
-)
 from flowrl.config.problems import Problems
 from flowrl.config.rewards import PythonReward
 from flowrl.config.user_functions import environment_problems, reward_problems
 from flowrl.errors import ConfigError
+from flowrl.wording import listing, nearest, nearest_file
 
 __all__ = [
     "SHAPES",
@@ -33,8 +26,6 @@ __all__ = [
 
 SHAPES = Path("configs/models")
 """The folder of a clone with the sizes of published models."""
-
-_ENDS = (*YAML_SUFFIXES, ".json")
 
 
 def workflow_files_exist(loaded: LoadedConfig) -> Problems:
@@ -195,8 +186,8 @@ def cluster_file_exists(loaded: LoadedConfig) -> Problems:
         yield from _missing_file(Path(cluster), "cluster file", where, Path("configs/clusters"))
 
 
-def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = None) -> Problems:
-    """Yields the problem of a missing file; `ready_made` is a folder of others of its kind."""
+def _missing_file(path: Path, what: str, where: str, *ready_made: Path) -> Problems:
+    """Yields the problem of a missing file; `ready_made` are folders of others of its kind."""
     if path.is_file():
         return
     if path.exists():
@@ -208,7 +199,7 @@ def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = N
             hint="name the file itself",
         )
         return
-    near = nearest_below(path) or nearest_file(path) or nearest_in(ready_made, path, _ENDS)
+    near = nearest_file(path, ("",), *ready_made)
     names = [entry.name for entry in _listed(path.parent)]
     same_kind = [name for name in names if path.suffix and name.endswith(path.suffix)]
     yield ConfigError(

@@ -27,11 +27,11 @@ from typing import cast
 from pydantic import ValidationError
 
 from flowrl.config.merge import Draft, Origin, Origins, paths_in, quoted
-from flowrl.config.nearest import YAML_SUFFIXES, listing
 from flowrl.config.problems import validation_error
 from flowrl.config.schema import RunConfig
-from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
+from flowrl.config.yaml_tree import YAML_SUFFIXES, Value, read_yaml_file, read_yaml_value
 from flowrl.errors import ConfigError, FlowError
+from flowrl.wording import listing
 
 __all__ = ["LoadedConfig", "load_config", "locating", "places_together"]
 

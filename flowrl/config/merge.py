@@ -26,11 +26,11 @@ from typing import get_args, get_origin
 
 from pydantic import BaseModel
 
-from flowrl.config.nearest import listing, suggestion
 from flowrl.config.rewards import RewardTerm
 from flowrl.config.section import fitting_model, item_type, members_of, models_in
 from flowrl.config.yaml_tree import Value
 from flowrl.errors import ConfigError
+from flowrl.wording import listing, suggestion
 
 __all__ = ["Draft", "Origin", "Origins", "paths_in", "quoted"]
 

@@ -1,99 +1,10 @@
-"""Hints for unknown names: the nearest known name, the name's synonym here, and lists of names."""
+"""Names that other trainers have for the keys and values of a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Collection, Mapping, Sequence
 
-from flowrl.wording import nearest
-
-__all__ = [
-    "YAML_SUFFIXES",
-    "key_hint",
-    "listing",
-    "meant_word",
-    "nearest",
-    "nearest_below",
-    "nearest_file",
-    "nearest_in",
-    "nearest_name",
-    "one_of_them",
-    "suggestion",
-    "word_hint",
-]
-
-YAML_SUFFIXES = (".yaml", ".yml")
-
-MAX_LISTED = 24
-
-
-def suggestion(name: str, choices: Iterable[str]) -> str | None:
-    """Returns `did you mean 'steps'?`, or None where no choice is similar."""
-    match = nearest(name, choices)
-    return f"did you mean {match!r}?" if match is not None else None
-
-
-def one_of_them(name: str, choices: Iterable[str]) -> str:
-    """Returns the hint for a name that is none of the choices, which the message lists."""
-    return suggestion(name, choices) or "take one of them"
-
-
-def listing(choices: Iterable[str]) -> str:
-    """Returns the choices in one line, cut after `MAX_LISTED`; `nothing` where there are none."""
-    names = list(choices)
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
-
-
-def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",)) -> str | None:
-    """Returns `did you mean FOLDER/NAME?` for a missing file, from the names in its folder.
-
-    Args:
-        suffixes: Ends of the names that are considered; by default all names.
-    """
-    if path.exists() or not path.parent.is_dir():
-        return None
-    return _nearest_of(path.parent, path, suffixes)
-
-
-def nearest_in(folder: Path | None, path: Path, suffixes: tuple[str, ...]) -> str | None:
-    """Returns `did you mean FOLDER/NAME?` for a bare name, from the files of another `folder`."""
-    if len(path.parts) != 1 or folder is None or not folder.is_dir():
-        return None
-    return _nearest_of(folder, path, suffixes)
-
-
-def _nearest_of(folder: Path, path: Path, suffixes: tuple[str, ...]) -> str | None:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(suffixes))
-    match = nearest_name(path, names)
-    return None if match is None else f"did you mean {folder / match}?"
-
-
-def nearest_below(path: Path) -> str | None:
-    """Returns `did you mean FOLDER/SUB/NAME?` for a file that is in a subfolder instead."""
-    if not path.parent.is_dir():
-        return None
-    candidates = [folder / path.name for folder in sorted(path.parent.iterdir())]
-    match = next((candidate for candidate in candidates if candidate.is_file()), None)
-    return None if match is None else f"did you mean {match}?"
-
-
-def nearest_name(path: Path, names: Iterable[str]) -> str | None:
-    """Returns the file name most similar to that of `path`, or None where none is similar.
-
-    Suffixes do not count: `nope.yaml` is not near `laptop.yaml`. Among names that differ in the
-    suffix alone, the one with the suffix of `path` is taken.
-    """
-    by_stem: dict[str, str] = {}
-    for name in names:
-        stem = PurePath(name).stem
-        if stem not in by_stem or PurePath(name).suffix == path.suffix:
-            by_stem[stem] = name
-    match = nearest(path.stem, by_stem)
-    return None if match is None else by_stem[match]
-
+__all__ = ["key_hint", "meant_word", "word_hint"]
 
 _KEY_SYNONYMS: Mapping[str, str] = {
     "train.optimizer.learning_rate": "lr actorlr stepsize",

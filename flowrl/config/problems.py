@@ -13,14 +13,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from flowrl.config.nearest import (
-    key_hint,
-    listing,
-    meant_word,
-    one_of_them,
-    suggestion,
-    word_hint,
-)
+from flowrl.config.nearest import key_hint, meant_word, word_hint
 from flowrl.config.schema import RunConfig
 from flowrl.config.section import (
     ABSENT,
@@ -32,6 +25,7 @@ from flowrl.config.section import (
     models_in,
 )
 from flowrl.errors import ConfigError, combine
+from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = ["Problems", "describe_value", "homes_of", "validation_error", "wrong_type"]
 

@@ -22,9 +22,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from flowrl.config.nearest import listing, suggestion
 from flowrl.config.section import Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
+from flowrl.wording import listing, suggestion
 
 __all__ = [
     "CosineLengthTerm",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.errors import ConfigError
+from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = [
     "ENVIRONMENT_OFFERS",

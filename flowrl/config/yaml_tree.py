@@ -22,11 +22,21 @@ from typing import TypeAlias
 
 import yaml
 
-from flowrl.config.nearest import YAML_SUFFIXES, listing, nearest_file, nearest_in
 from flowrl.errors import ConfigError
-from flowrl.wording import counted
+from flowrl.wording import counted, listing, nearest_file
 
-__all__ = ["CONFIG", "FileKind", "Places", "Tree", "Value", "read_yaml_file", "read_yaml_value"]
+__all__ = [
+    "CONFIG",
+    "YAML_SUFFIXES",
+    "FileKind",
+    "Places",
+    "Tree",
+    "Value",
+    "read_yaml_file",
+    "read_yaml_value",
+]
+
+YAML_SUFFIXES = (".yaml", ".yml")
 
 Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
 
@@ -79,21 +89,21 @@ class FileKind:
         begins: Hint that shows the first keys of such a file.
         hint: Hint for a file of another kind.
         may_be_empty: True if an empty file is no mistake.
-        folder: Folder of ready-made files of the kind.
+        folders: Folders of ready-made files of the kind.
     """
 
     noun: str
     begins: str
     hint: str
     may_be_empty: bool = False
-    folder: Path | None = None
+    folders: tuple[Path, ...] = ()
 
 
 CONFIG = FileKind(
     noun="config",
     begins="begin with `stages: [grpo]` and `data:`",
     hint="give the path of a YAML file",
-    folder=Path("configs"),
+    folders=(Path("configs"),),
 )
 
 
@@ -205,9 +215,7 @@ def _read(path: Path, kind: FileKind) -> str:
             "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
             where=str(path),
             expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
-            hint=nearest_file(path, YAML_SUFFIXES)
-            or nearest_in(kind.folder, path, YAML_SUFFIXES)
-            or kind.hint,
+            hint=nearest_file(path, YAML_SUFFIXES, *kind.folders) or kind.hint,
         ) from None
     except IsADirectoryError:
         inside = sorted(p.name for p in path.iterdir() if p.suffix in YAML_SUFFIXES)

@@ -13,10 +13,10 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from flowrl.config.data import CurriculumConfig
-from flowrl.config.nearest import suggestion
 from flowrl.data.cursor import PromptCursor, PromptItem, PromptSet
 from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError, ConfigError
+from flowrl.wording import suggestion
 
 __all__ = ["PromptMixture", "source_field"]
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError, DataError
+from flowrl.wording import listing, suggestion
 
 __all__ = ["Template", "field_number", "field_text"]
 

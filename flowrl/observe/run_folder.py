@@ -31,7 +31,6 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flowrl.config.nearest import listing, nearest
 from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import (
     JsonLines,
@@ -45,6 +44,7 @@ from flowrl.files import (
     write_text_atomic,
 )
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
+from flowrl.wording import listing, nearest
 
 __all__ = [
     "RunFolder",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, format_graph, problems, verify
 from flowrl.passes.annotate_cost import annotate_cost
@@ -20,6 +19,7 @@ from flowrl.passes.insert_weight_sync import insert_weight_sync
 from flowrl.passes.logprobs import bind_behaviour_logprobs, insert_old_logprobs
 from flowrl.passes.settle_truncation import settle_truncation
 from flowrl.passes.simplify import drop_dead_nodes, drop_zero_kl, fill_defaults, merge_logprobs
+from flowrl.wording import listing, one_of_them
 
 __all__ = ["PASSES", "Pass", "PassRecord", "pass_names", "run_passes"]
 

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import DeviceGroup
-from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import PlanError
 from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import device_counts
 from flowrl.plan.ways.tasks import TaskWork
+from flowrl.wording import listing, suggestion
 
 __all__ = ["Part", "Seating", "check_environment_kinds", "seatings"]
 

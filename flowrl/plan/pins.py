@@ -20,7 +20,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import PlanError, combine
 from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.many_form import PinnedDecision
@@ -29,7 +28,7 @@ from flowrl.plan.pin_errors import Near, PinError, contradiction, near_devices
 from flowrl.plan.ways.candidate import RECOMPUTE
 from flowrl.plan.ways.pin_filter import OWN, Filter
 from flowrl.plan.ways.tasks import TaskWork
-from flowrl.wording import counted
+from flowrl.wording import counted, listing, one_of_them
 
 __all__ = [
     "FIELDS",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowrl.config.nearest import nearest_file
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import write_text_atomic
 from flowrl.plan.check.file_lines import at_line
 from flowrl.plan.check.predicted import check_predicted
 from flowrl.plan.schema import PlacementPlan
+from flowrl.wording import nearest_file
 
 __all__ = ["load_plan", "save_plan"]
 

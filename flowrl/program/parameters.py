@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.types import SourceRef
 from flowrl.ids import RoleName
@@ -18,6 +17,7 @@ from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Scalar
 from flowrl.specs.names import kind_called, missing_name
+from flowrl.wording import listing, one_of_them
 
 __all__ = [
     "ROLE_KINDS",

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from flowrl.config.nearest import listing, nearest_below, nearest_file, suggestion
 from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames
 from flowrl.program.workflow import Workflow, name_what_there_is, say_where_it_is_assigned
+from flowrl.wording import listing, nearest_file, suggestion
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
 
@@ -109,8 +109,7 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
         raise ConfigError(
             f"no file {path}" if there else f"no file {path}, and no folder {path.parent}",
             where=where,
-            hint=nearest_below(path)
-            or nearest_file(path, (".py",))
+            hint=nearest_file(path, (".py",))
             or f"paths are relative to the current directory, {Path.cwd()}",
         )
     module_name = f"flowrl_file_{path.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from inspect import isfunction
 from typing import ClassVar
 
-from flowrl.config.nearest import suggestion
 from flowrl.errors import TraceError
 from flowrl.graph.ir import called
 from flowrl.graph.signatures import SIGNATURES
@@ -36,6 +35,7 @@ from flowrl.specs import KL, LossSpec
 from flowrl.specs import loss as losses
 from flowrl.specs.check import wrong_fields
 from flowrl.specs.loss import BradleyTerry, Prediction, ValueClip
+from flowrl.wording import suggestion
 
 __all__ = [
     "Critic",

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import overload
 
-from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op, SourceRef
@@ -48,6 +47,7 @@ from flowrl.program.source import (
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 from flowrl.specs.names import missing_name
+from flowrl.wording import listing, suggestion
 
 __all__ = ["Workflow", "name_what_there_is", "say_where_it_is_assigned", "workflow"]
 

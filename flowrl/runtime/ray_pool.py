@@ -17,8 +17,8 @@ from importlib.util import find_spec as find_module
 from flowrl.cluster.hardware import DeviceSpec, abbreviated, catalogue, find_spec
 from flowrl.cluster.load import SAME_MEMORY
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
-from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError
+from flowrl.wording import listing
 
 __all__ = ["ask_ray", "pool_of_nodes", "ray_pool"]
 

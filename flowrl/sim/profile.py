@@ -18,7 +18,6 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.compiler import CompiledStage
-from flowrl.config.nearest import nearest_file
 from flowrl.config.problems import wrong_type
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
@@ -32,7 +31,7 @@ from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep
 from flowrl.sim.times import EngineTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
-from flowrl.wording import counted
+from flowrl.wording import counted, nearest_file
 
 __all__ = [
     "PROFILE_VERSION",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flowrl.cluster.hardware import catalogue, find_spec
-from flowrl.config.nearest import listing
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.measured import MeasuredCost
 from flowrl.cost.source import Cost
@@ -12,6 +11,7 @@ from flowrl.plan import PlanRequest
 from flowrl.plan.groups import cost_of
 from flowrl.sim.cost_steps import measured_models
 from flowrl.sim.profile import Profile
+from flowrl.wording import listing
 
 __all__ = ["profiled_cost"]
 

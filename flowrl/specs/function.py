@@ -21,14 +21,14 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from flowrl.errors import FlowError, TraceError
-from flowrl.wording import nearest
+from flowrl.wording import nearest_file, suggestion
 
 __all__ = [
     "NO_DEBUGGER",
@@ -36,7 +36,6 @@ __all__ = [
     "definition_of",
     "line_of",
     "load_function",
-    "nearest_hint",
     "reference_of",
 ]
 
@@ -168,7 +167,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     if marked is not None:
         return marked
     own = [key for key, each in vars(module).items() if isinstance(each, FunctionType)]
-    hint = nearest_hint(name, own)
+    hint = suggestion(name, own)
     if place == "__main__":
         hint = "a function of a notebook exists only in its own process; put it in a file"
     raise TraceError(
@@ -200,10 +199,9 @@ def _by_file(path: Path) -> ModuleType:
     try:
         written = file.stat().st_mtime_ns
     except OSError:
-        names = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise TraceError(
             f"no file {path}",
-            hint=nearest_hint(path.name, names) or f"paths are relative to {Path.cwd()}",
+            hint=nearest_file(path, (".py",)) or f"paths are relative to {Path.cwd()}",
         ) from None
     known = _LOADED.get(file)
     if known is not None and known[0] == written:
@@ -299,9 +297,3 @@ def caller() -> str:
     while frame.f_code.co_filename.startswith(_FLOWRL) and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def nearest_hint(name: str, names: Collection[str]) -> str | None:
-    """Returns `did you mean ...?` for the most similar name; None if no name is similar."""
-    match = nearest(name, names)
-    return None if match is None else f"did you mean {match}?"

@@ -19,8 +19,9 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Spec, format_list, list_of, option
-from flowrl.specs.function import caller, nearest_hint
+from flowrl.specs.function import caller
 from flowrl.specs.user_options import MarkedFunction, Options
+from flowrl.wording import suggestion
 
 __all__ = [
     "DTYPES",
@@ -216,7 +217,7 @@ def _field(text: str) -> Gives:
                 where=caller(),
                 found=text,
                 expected=", ".join(allowed),
-                hint=nearest_hint(value, allowed),
+                hint=suggestion(value, allowed),
             )
     return name, dtype, unit
 

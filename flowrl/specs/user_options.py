@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import Scalar, Spec
-from flowrl.specs.function import caller, definition_of, nearest_hint, reference_of
+from flowrl.specs.function import caller, definition_of, reference_of
+from flowrl.wording import suggestion
 
 __all__ = [
     "MarkedFunction",
@@ -92,7 +93,7 @@ def change_options(name: str, options: Options, given: Mapping[str, object]) -> 
                 f"{name} has no option '{key}'",
                 where=caller(),
                 expected=", ".join(known) or "no options",
-                hint=nearest_hint(key, known),
+                hint=suggestion(key, known),
             )
         scalar = _scalar(value, key, caller())
         default = known[key]
@@ -152,7 +153,7 @@ def names_among(
                 f"no {what} is called {name!r}",
                 where=caller(),
                 expected=", ".join(known),
-                hint=nearest_hint(str(name), known),
+                hint=suggestion(str(name), known),
             )
     return unique
 

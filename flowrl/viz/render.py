@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from flowrl.config.nearest import suggestion
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, format_graph, graph_to_json
 from flowrl.viz.dot import render_dot
 from flowrl.viz.mermaid import render_mermaid
+from flowrl.wording import suggestion
 
 __all__ = ["FORMATS", "render"]
 

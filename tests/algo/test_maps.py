@@ -218,8 +218,8 @@ def test_numbers_of_the_wrong_kind_are_refused(function: Any, message: str) -> N
     ("declared", "message"),
     [
         ({"reads": "score", "gives": "bonus"}, "'bonus' has no unit"),
-        ({"reads": "score", "gives": "bonus/sample"}, "did you mean samples"),
-        ({"reads": "score", "gives": "bonus: float/tokens"}, "did you mean float32"),
+        ({"reads": "score", "gives": "bonus/sample"}, "did you mean 'samples'"),
+        ({"reads": "score", "gives": "bonus: float/tokens"}, "did you mean 'float32'"),
         ({"reads": ()}, "needs at least one field"),
         ({"reads": "a b"}, "is not the key of a field"),
     ],

@@ -110,7 +110,7 @@ def test_an_advantage_of_no_use_is_told_with_the_functions_line(
 def test_a_field_that_no_advantage_has_is_told_the_nearest() -> None:
     with pytest.raises(TraceError, match=r"reads batch\.masks, which does not exist") as caught:
         resolve_batch_advantage(own.close.spec())(batch_of())
-    assert caught.value.hint == "did you mean mask?"
+    assert caught.value.hint == "did you mean 'mask'?"
     assert caught.value.found == "it declares mask"
 
 
@@ -122,7 +122,7 @@ def test_what_an_advantage_declares_must_be_there() -> None:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"needs": "valuess"}, "did you mean values"),
+        ({"needs": "valuess"}, "did you mean 'values'"),
         ({"per": "turn"}, "no such per"),
     ],
 )

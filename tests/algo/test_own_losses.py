@@ -149,9 +149,9 @@ def test_what_is_not_declared_is_not_seen() -> None:
 @pytest.mark.parametrize(
     ("name", "what", "hint"),
     [
-        ("near_miss", "reads batch.advantage, which does not exist", "did you mean advantages?"),
+        ("near_miss", "reads batch.advantage, which does not exist", "did you mean 'advantages'?"),
         ("beside", "reads batch.surprise, which", 'write batch.extra["surprise"]'),
-        ("other_key", "raised KeyError: 'surprises'", "did you mean surprise?"),
+        ("other_key", "raised KeyError: 'surprises'", "did you mean 'surprise'?"),
     ],
 )
 def test_a_field_that_there_is_not_is_told_the_nearest(name: str, what: str, hint: str) -> None:
@@ -210,7 +210,7 @@ def test_a_signature_that_no_trainer_can_call_is_refused(function: Any, message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bta": 0.1}, "did you mean beta"),
+        ({"bta": 0.1}, "did you mean 'beta'"),
         ({"beta": [1]}, "option 'beta' must be a number"),
         ({"beta": float("nan")}, "option 'beta' must be a number"),
     ],
@@ -227,10 +227,10 @@ def test_options_that_the_function_does_not_have_are_refused(
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"needs": ("advantage",)}, "did you mean advantages"),
+        ({"needs": ("advantage",)}, "did you mean 'advantages'"),
         ({"extra": ("advantages",)}, "advantages goes into needs="),
         ({"extra": ("a b",)}, "cannot be the name of a field"),
-        ({"aggregation": "token-meen"}, "did you mean token-mean"),
+        ({"aggregation": "token-meen"}, "did you mean 'token-mean'"),
         ({"corrects_behaviour": True}, "without its logprobs"),
         ({"predicts": "logits"}, "no such predicts"),
         ({"predicts": "scores"}, "a loss on scores must be a loss on pairs"),

@@ -191,9 +191,9 @@ def test_what_leads_to_no_function_says_so(reference: str, message: str) -> None
 
 def test_a_misspelt_file_or_function_gets_the_nearest_name(folder: Path) -> None:
     write(folder / "losses.py", 0.5, 1_000_000_000)
-    with pytest.raises(TraceError, match=r"did you mean losses\.py"):
+    with pytest.raises(TraceError, match=r"did you mean .*losses\.py"):
         load_function("loses.py:mine")
-    with pytest.raises(TraceError, match="did you mean plain"):
+    with pytest.raises(TraceError, match="did you mean 'plain'"):
         load_function("losses.py:plian")
 
 

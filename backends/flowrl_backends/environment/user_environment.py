@@ -17,11 +17,11 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.config.nearest import listing, suggestion
 from flowrl.config.user_functions import ENVIRONMENT_OFFERS
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs.function import definition_of
+from flowrl.wording import listing, suggestion
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads
 from flowrl_backends.user_file import run_file

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError
+from flowrl.wording import listing
 
 __all__ = ["TermOptions"]
 

@@ -24,8 +24,8 @@ from typing import TypeAlias
 
 from flowrl.algo.numbers import after_hashes, answer_number, close, last_number
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
-from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError, RewardError
+from flowrl.wording import listing
 from flowrl_backends.verify.options import TermOptions
 from flowrl_backends.verify.shaping import PENALTIES, TRANSFORMATIONS, Transformation
 from flowrl_backends.verify.user_function import UserFunction

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 from flowrl.backend.protocols import ScoreRequest
-from flowrl.config.nearest import listing, suggestion
 from flowrl.config.user_functions import REWARD_OFFERS
 from flowrl.errors import RewardError
+from flowrl.wording import listing, suggestion
 from flowrl_backends.user_file import run_file
 
 __all__ = ["UserFunction"]

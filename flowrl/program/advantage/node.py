@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
-from flowrl.config.nearest import suggestion
 from flowrl.graph.signatures import (
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
@@ -26,6 +25,7 @@ from flowrl.program.operation import (
 from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, Distill, OptimalTokenBaseline, ReinforcePP, ReMax, Scalar
 from flowrl.specs.advantage import Per, UserAdvantage
+from flowrl.wording import suggestion
 
 __all__ = [
     "OwnAdvantage",

@@ -20,9 +20,10 @@ from typing import Any, ClassVar, get_args
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
-from flowrl.specs.function import caller, nearest_hint, reference_of
+from flowrl.specs.function import caller, reference_of
 from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
 from flowrl.specs.user_options import Options, change_options, declared_options, names_among
+from flowrl.wording import suggestion
 
 __all__ = ["FIELDS", "OwnLoss", "OwnPairLoss", "OwnScoreLoss", "OwnValueLoss", "own"]
 
@@ -204,5 +205,5 @@ def _refused(argument: str, value: object, allowed: tuple[str, ...]) -> TraceErr
         where=caller(),
         found=repr(value),
         expected=", ".join(allowed),
-        hint=nearest_hint(str(value), allowed),
+        hint=suggestion(str(value), allowed),
     )
