@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.algo.advantages.batch import check_scores
-from flowrl.algo.advantages.indexing import Partition
+from flowrl.algo.advantages.group import Partition
 from flowrl.specs.filters import (
     BestAndWorst,
     Difficulty,

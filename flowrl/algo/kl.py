@@ -1,27 +1,36 @@
-"""Estimators of the KL divergence between two policies from tokens that the first one sampled."""
+"""The divergence of two policies, from logprobs of tokens that the first one sampled.
+
+`estimate` is an estimator a token, `mismatch` the metrics of a step, `adapted` the next coefficient
+of a penalty. The module works without torch; `flowrl.algo.logprobs` computes the exact divergence
+of whole distributions.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch.utils.checkpoint import checkpoint
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowrl.specs.kl import Estimator
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["estimate", "full", "full_in_chunks"]
+from flowrl.specs.kl import KL, Estimator
 
-_CHUNK_ELEMENTS = 1 << 22
-"""The number of logits per chunk, which bounds the temporary memory."""
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["adapted", "estimate", "mismatch"]
+
+Values = TypeVar("Values", "torch.Tensor", npt.NDArray[np.float64])
 
 
 def estimate(
-    logprobs: torch.Tensor,
-    other_logprobs: torch.Tensor,
+    logprobs: Values,
+    other_logprobs: Values,
     estimator: Estimator,
     *,
     clamp_input: float | None = None,
     clamp_output: float | None = None,
-    weights: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> Values:
     """Returns a per-token estimate of KL(policy || other), in the shape of the logprobs.
 
     With d = logprob - other logprob of the sampled token (Schulman, "Approximating KL divergence",
@@ -34,86 +43,127 @@ def estimate(
 
     Values are estimates of the divergence (k1 and k3 without bias, k2 with a small one). Gradients
     are the derivatives of these formulas; only that of k2 is the divergence's, for tokens sampled
-    from the policy. Nothing is clamped by default, as in the papers; verl clamps d to 20 and k3 to
-    10, OpenRLHF and AReaL clamp every result to 10. If a clamp acts, the gradient is 0. k3 is
-    computed with `expm1`, so it is exact and non-negative for small d.
+    from the policy. Under samples of another policy, k3 times policy / that policy, *not* detached,
+    has no bias, and neither has its gradient (DeepSeek-V3.2, 2025, section 3.1). Nothing is clamped
+    by default, as in the papers; verl clamps d to 20 and k3 to 10, OpenRLHF and AReaL clamp every
+    result to 10. If a clamp acts, the gradient is 0. k3 is computed with `expm1`, so it is exact
+    and non-negative for small d.
 
     Args:
-        logprobs: The policy's logprobs of the tokens.
+        logprobs: The policy's logprobs of the tokens, torch or numpy.
         other_logprobs: The other policy's logprobs of the same tokens.
         estimator: The estimator.
         clamp_input: The bound to which |d| is clamped; None for no clamp.
-        clamp_output: The bound to which |result| is clamped, after weights; None for no clamp.
-        weights: The factors of the tokens. With policy / behaviour policy *not* detached, the
-            weighted k3 is an unbiased estimate under samples of another policy and so is its
-            gradient (DeepSeek-V3.2, 2025, section 3.1).
+        clamp_output: The bound to which |result| is clamped; None for no clamp.
     """
-    d = logprobs - other_logprobs
+    d: Any = logprobs - other_logprobs
     if clamp_input is not None:
-        d = d.clamp(-clamp_input, clamp_input)
-    result: torch.Tensor = _ESTIMATORS[estimator](d)
-    if weights is not None:
-        result = weights * result
-    return result if clamp_output is None else result.clamp(-clamp_output, clamp_output)
+        d = d.clip(-clamp_input, clamp_input)
+    expm1: Callable[[Any], Any] = np.expm1 if isinstance(d, np.ndarray) else type(d).expm1
+    match estimator:
+        case "k1":
+            result = d
+        case "abs":
+            result = abs(d)
+        case "k2":
+            result = 0.5 * d**2
+        case "k3":
+            result = expm1(-d) + d
+    kl: Values = result if clamp_output is None else result.clip(-clamp_output, clamp_output)
+    return kl
 
 
-_ESTIMATORS = {
-    "k1": lambda d: d,
-    "abs": lambda d: d.abs(),
-    "k2": lambda d: 0.5 * d.square(),
-    "k3": lambda d: torch.expm1(-d) + d,
-}
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""The reported quantiles of the token ratios."""
+
+_LARGEST = 700.0
+"""The bound to which log-ratios are clamped before they are exponentiated, so that metrics stay
+finite."""
 
 
-def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
-    """Returns the exact KL(policy || other) of the whole distributions of next tokens.
+def mismatch(
+    trainer_logprobs: npt.ArrayLike, behaviour_logprobs: npt.ArrayLike, samples: npt.ArrayLike
+) -> dict[str, float]:
+    """Returns metrics of the gap between the trainer's policy and the one that sampled the tokens.
 
-    ::
+    With d = trainer logprob - behaviour logprob at each of R response tokens, and D its sum over
+    each sample::
 
-        KL = sum over v of p(v) (log p(v) - log q(v))
-
-    Tokens whose probability under the policy is 0 (logit -inf) add nothing.
-
-    Args:
-        logits: `[R, V]`, the policy's logits at the rollout's temperature.
-        other_logits: `[R, V]`, the other policy's logits at the same temperature.
-
-    Returns:
-        `[R]`.
-    """
-    p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
-    # Where p is 0, the gap is replaced and not its product with p, whose gradient would be NaN.
-    gap = torch.where(p == -torch.inf, 0.0, p - q)
-    return (p.exp() * gap).sum(-1)
-
-
-def full_in_chunks(
-    logits: torch.Tensor, other_logprobs: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """Returns `full` of logits / temperature, in float32 and in chunks of rows.
-
-    The backward pass recomputes each chunk, so apart from the arguments only the gradient of the
-    logits is ever in memory as a whole.
+        mismatch/k1               mean of -d              estimates KL(behaviour || trainer)
+        mismatch/k3               mean of exp(d) - 1 - d  the same, never negative
+        mismatch/abs_mean         mean of |d|
+        mismatch/abs_max          largest |d|
+        mismatch/prob_abs_mean    mean of |p_trainer - p_behaviour|, of probabilities
+        mismatch/prob_abs_max     the largest
+        mismatch/ratio_q01 ...    quantiles of exp(d) (linear interpolation)
+        mismatch/ratio_min, _max  extremes of exp(d)
+        mismatch/ess              (sum of w)^2 / (R * sum of w^2), w = exp(d): 1 without mismatch
+        mismatch/sequence_k1      mean over samples of -D
+        mismatch/sequence_ess     the effective sample size of exp(D), as a share of the samples
 
     Args:
-        logits: `[K, V]`, the policy's logits.
-        other_logprobs: `[K, V]`, the other policy's logprobs at the same temperature.
-        temperature: The divisor of the logits; 0 means greedy decoding, with the distribution at 1.
+        trainer_logprobs: `[R]`, the trainer's logprobs of the response tokens.
+        behaviour_logprobs: `[R]`, the engine's logprobs of the same tokens.
+        samples: int `[R]`, equal for tokens of one sample.
 
     Returns:
-        `[K]`.
+        The metrics by name; empty without tokens.
     """
-    scale = 1.0 / temperature if temperature > 0 else 1.0
+    new = np.asarray(trainer_logprobs, np.float64)
+    old = np.asarray(behaviour_logprobs, np.float64)
+    _, number = np.unique(np.asarray(samples), return_inverse=True)
+    if not new.shape == old.shape == number.shape or new.ndim != 1:
+        raise ValueError(f"logprobs {new.shape}, {old.shape} and samples {number.shape} differ")
+    if not len(new):
+        return {}
+    d = new - old
+    ratio = np.exp(np.clip(d, -_LARGEST, _LARGEST))
+    moved = np.abs(np.exp(new) - np.exp(old))
+    by_sample = np.bincount(number, weights=d).astype(np.float64)
+    metrics = {
+        "k1": -d.mean(),
+        "k3": (np.expm1(np.clip(d, -_LARGEST, _LARGEST)) - d).mean(),
+        "abs_mean": np.abs(d).mean(),
+        "abs_max": np.abs(d).max(),
+        "prob_abs_mean": moved.mean(),
+        "prob_abs_max": moved.max(),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "ess": _effective_share(d),
+        "sequence_k1": -by_sample.mean(),
+        "sequence_ess": _effective_share(by_sample),
+    }
+    for share, value in zip(QUANTILES, np.quantile(ratio, QUANTILES), strict=True):
+        metrics[f"ratio_q{round(100 * share):02d}"] = value
+    return {f"mismatch/{name}": float(value) for name, value in metrics.items()}
 
-    def divergence(part: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        wide = part if part.dtype == torch.float64 else part.float()
-        return full(wide * scale, other)
 
-    size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
-    parts = zip(torch.split(logits, size), torch.split(other_logprobs, size), strict=True)
-    return torch.cat(
-        [
-            checkpoint(divergence, part, other, use_reentrant=False, preserve_rng_state=False)
-            for part, other in parts
-        ]
-    )
+def _effective_share(log_weights: npt.NDArray[np.float64]) -> float:
+    """Returns (sum w)^2 / (n sum w^2), with the weights scaled so that the largest is 1."""
+    w = np.exp(log_weights - log_weights.max())
+    return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
+
+
+def adapted(coefficient: float, kl: float, samples: int, spec: KL) -> float:
+    """Returns the coefficient after `samples` samples with the mean divergence `kl`.
+
+    Ziegler et al., "Fine-Tuning Language Models from Human Preferences", 2019, section 2.2, with
+    the gain written as samples / horizon::
+
+        e     = clip(kl / target - 1, -step_clip, step_clip)
+        beta' = beta (1 + e samples / horizon)
+
+    Args:
+        coefficient: The coefficient beta of the measured step.
+        kl: The mean of the penalty's estimate over the response tokens of the step, which an update
+            reports as the metric `kl`. If it is NaN, the result is NaN.
+        samples: The number of samples in the step.
+        spec: The penalty, with its target, horizon and bound.
+
+    Raises:
+        ValueError: target or horizon is not above 0.
+    """
+    if spec.target is None or spec.target <= 0 or spec.horizon <= 0:
+        raise ValueError(f"target {spec.target} and horizon {spec.horizon} must be above 0")
+    error = min(max(kl / spec.target - 1.0, -spec.step_clip), spec.step_clip)
+    return coefficient * (1.0 + error * samples / spec.horizon)

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 __all__ = [
     "SamplerTransform",
     "chosen_logprobs",
+    "full",
+    "full_in_chunks",
     "sampler_logits",
     "sampler_logprobs",
     "squared_probabilities",
@@ -234,6 +237,59 @@ class _OfSampler(torch.autograd.Function):
             summed.index_add_(0, place, token_grad)
             result[row] += summed.to(result.dtype)
         return result, None, None, None, None
+
+
+def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
+    """Returns the exact KL(policy || other) of the whole distributions of next tokens.
+
+    ::
+
+        KL = sum over v of p(v) (log p(v) - log q(v))
+
+    Tokens whose probability under the policy is 0 (logit -inf) add nothing.
+
+    Args:
+        logits: `[R, V]`, the policy's logits at the rollout's temperature.
+        other_logits: `[R, V]`, the other policy's logits at the same temperature.
+
+    Returns:
+        `[R]`.
+    """
+    p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
+    # Where p is 0, the gap is replaced and not its product with p, whose gradient would be NaN.
+    gap = torch.where(p == -torch.inf, 0.0, p - q)
+    return (p.exp() * gap).sum(-1)
+
+
+def full_in_chunks(
+    logits: torch.Tensor, other_logprobs: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Returns `full` of logits / temperature, in float32 and in chunks of rows.
+
+    The backward pass recomputes each chunk, so apart from the arguments only the gradient of the
+    logits is ever in memory as a whole.
+
+    Args:
+        logits: `[K, V]`, the policy's logits.
+        other_logprobs: `[K, V]`, the other policy's logprobs at the same temperature.
+        temperature: The divisor of the logits; 0 means greedy decoding, with the distribution at 1.
+
+    Returns:
+        `[K]`.
+    """
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+
+    def divergence(part: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return full(part.to(_kind(logits)) * scale, other)
+
+    size = _chunk(logits)
+    parts = zip(torch.split(logits, size), torch.split(other_logprobs, size), strict=True)
+    return torch.cat(
+        [
+            checkpoint(divergence, part, other, use_reentrant=False, preserve_rng_state=False)
+            for part, other in parts
+        ]
+    )
 
 
 def _kind(logits: torch.Tensor) -> torch.dtype:

@@ -23,14 +23,17 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Literal, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.corrections import Segments, importance_weights, rejection_mask, sequence_mask
-from flowrl.specs.loss import CrossEntropy, KLCov, LossSpec, PolicyLoss
+from flowrl.specs.loss import Aggregation, CrossEntropy, KLCov, LossSpec, PolicyLoss
 from flowrl.specs.loss.policy import RatioLevel
 
 __all__ = [
+    "Loss",
+    "LossFunction",
     "PolicyStep",
     "TokenBatch",
     "TokenLoss",
@@ -120,20 +123,18 @@ class PolicyStep:
         logprobs: Logprobs of the policy that is trained, with gradient.
         advantages: The advantage of each token.
         batch: All other fields.
-        name: The name of the loss, for messages.
         spec: The specification of the loss.
     """
 
     logprobs: torch.Tensor
     advantages: torch.Tensor
     batch: TokenBatch
-    name: str
     spec: PolicyLoss
 
     @property
     def anchor(self) -> torch.Tensor:
         """The logprobs of the policy with which the trained policy is compared."""
-        return required(self.batch, f"{self.spec.anchor}_logprobs", self.name)
+        return required(self.batch, f"{self.spec.anchor}_logprobs", self.spec.kind)
 
     @property
     def gap(self) -> torch.Tensor:
@@ -143,7 +144,7 @@ class PolicyStep:
     @property
     def segments(self) -> Segments:
         """The samples of the tokens."""
-        return Segments.of(required(self.batch, "samples", self.name))
+        return Segments.of(required(self.batch, "samples", self.spec.kind))
 
     def ratio(self, level: RatioLevel) -> torch.Tensor:
         """The ratio to the anchor, with gradient; `RatioLevel` describes the levels."""
@@ -194,7 +195,6 @@ def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
                 logprobs=logprobs,
                 advantages=required(batch, "advantages", spec.kind),
                 batch=batch,
-                name=spec.kind,
                 spec=spec,
             )
             return _with_bonus(step, _corrected(step, _measured(step, surrogate(step, spec))))
@@ -254,8 +254,8 @@ def _kept(step: PolicyStep) -> torch.Tensor | None:
     spec, keep = step.spec, None
     if spec.rejection != "none":
         keep = rejection_mask(
-            required(step.batch, "old_logprobs", step.name),
-            required(step.batch, "behaviour_logprobs", step.name),
+            required(step.batch, "old_logprobs", step.spec.kind),
+            required(step.batch, "behaviour_logprobs", step.spec.kind),
             _segments(step.batch, spec, spec.rejection != "token"),
             level=spec.rejection,
             estimator=spec.rejection_estimator,
@@ -281,8 +281,84 @@ def _segments(batch: TokenBatch, spec: PolicyLoss, needed: bool) -> Segments:
 def _with_bonus(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
     if not step.spec.entropy:
         return terms
-    entropy = required(step.batch, "entropy", f"the entropy bonus of {step.name}")
+    entropy = required(step.batch, "entropy", f"the entropy bonus of {step.spec.kind}")
     return replace(terms, values=terms.values - step.spec.entropy * entropy)
+
+
+def sample_weights(
+    response_lengths: npt.ArrayLike,
+    aggregation: Aggregation,
+    *,
+    max_tokens: float = 0,
+    groups: npt.ArrayLike | None = None,
+    count_empty: bool = True,
+    num_tokens: float | None = None,
+    num_samples: float | None = None,
+    dp_size: int = 1,
+) -> npt.NDArray[np.float64]:
+    """Returns the weight of each sample's tokens in the mini-batch's loss.
+
+    Over S samples of n_i response tokens each, N in all, and P prompts of N_p tokens each::
+
+        token-mean                  1 / N                  DAPO, 2025, equation 12
+        sequence-mean-token-mean    1 / (S * n_i)          GRPO, DeepSeekMath, 2024, equation 3
+        sequence-mean-token-sum     1 / S
+        constant                    1 / (S * max_tokens)   Dr.GRPO, 2025, section 3.2
+        prompt-mean-token-mean      1 / (P * N_p)
+
+    By default S counts every sample and P every prompt, also those without response tokens (as in
+    TRL, SkyRL and ROLL); `count_empty=False` excludes these (as in verl and OpenRLHF).
+
+    A rank of data parallelism that holds a part of the mini-batch passes the counts of the whole as
+    `num_tokens` and `num_samples` (each prompt must then be on one rank, and `num_samples` is the
+    number of prompts). If gradients are averaged over ranks instead of added, `dp_size` compensates
+    for it.
+
+    Args:
+        response_lengths: int `[S]`, the number of response tokens of each sample.
+        aggregation: The reduction.
+        max_tokens: The rollout's `max_tokens`; read by `constant`.
+        groups: int `[S]`, equal for samples of the same prompt; read by `prompt-mean-token-mean`.
+        count_empty: True if samples without response tokens count in S, and such prompts in P.
+        num_tokens: N, in place of the sum of `response_lengths`.
+        num_samples: S (P for `prompt-mean-token-mean`), in place of the number of samples here.
+            `constant` with `num_samples=1` is the sum over `max_tokens` alone (verl).
+        dp_size: The factor of all weights.
+
+    Returns:
+        float64 `[S]`; 0 for a sample without response tokens.
+
+    Raises:
+        ValueError: The mini-batch has no response token, `constant` has no positive max_tokens, or
+            `prompt-mean-token-mean` has no groups.
+    """
+    n = np.asarray(response_lengths, np.float64)
+    total = n.sum() if num_tokens is None else num_tokens
+    if total <= 0:
+        raise ValueError("a mini-batch without response tokens has no loss")
+    number = np.arange(len(n))
+    if aggregation == "prompt-mean-token-mean":
+        if groups is None:
+            raise ValueError(f"{aggregation} needs the groups of the samples")
+        number = np.unique(np.asarray(groups), return_inverse=True)[1]
+    tokens = np.bincount(number, weights=n)  # of each sample or prompt
+    count = float(len(tokens) if count_empty else (tokens > 0).sum())
+    count = max(count if num_samples is None else num_samples, 1.0)
+    weights = (n > 0).astype(np.float64)
+    match aggregation:
+        case "token-mean":
+            weights /= total
+        case "sequence-mean-token-mean" | "prompt-mean-token-mean":
+            weights /= np.maximum(tokens, 1)[number]
+            weights /= count
+        case "sequence-mean-token-sum":
+            weights /= count
+        case "constant":
+            if max_tokens <= 0:
+                raise ValueError(f"constant aggregation needs max_tokens > 0, not {max_tokens}")
+            weights /= count
+            weights /= max_tokens
+    return weights * dp_size
 
 
 def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
@@ -293,6 +369,42 @@ def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor
         token_weights: `[R]`, `sample_weights` of each token's sample.
     """
     return torch.dot(values, token_weights.to(values.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class LossFunction:
+    """A loss, ready to call.
+
+    Attributes:
+        spec: The specification of the loss.
+        function: `(logprobs [R], batch, spec) -> TokenLoss`.
+        proportional: True if value and gradient of a token are 0 if its advantage is 0.
+    """
+
+    spec: LossSpec
+    function: Loss
+    proportional: bool
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The loss's aggregation; `token-mean` if the loss does not name one."""
+        named: Aggregation = getattr(self.spec, "aggregation", "token-mean")
+        return named
+
+    def sample_weights(
+        self, response_lengths: npt.ArrayLike, groups: npt.ArrayLike, *, max_tokens: int
+    ) -> npt.NDArray[np.float64]:
+        """Returns `[S]`, the weight of each sample's tokens in the loss of a whole mini-batch."""
+        return sample_weights(
+            response_lengths,
+            self.aggregation,
+            max_tokens=max_tokens,
+            groups=groups,
+            count_empty=self.spec.count_empty,
+        )
+
+    def __call__(self, logprobs: torch.Tensor, batch: TokenBatch) -> TokenLoss:
+        return self.function(logprobs, batch, self.spec)
 
 
 def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:

@@ -15,13 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo.user_function import UserFunction, shape_of
 from flowrl.errors import DataError, RewardError
 from flowrl.specs.maps import (
     CosineLength,
-    Gives,
     MapSpec,
-    OwnMap,
     Repetition,
     ShapingSpec,
     SoftOverlong,
@@ -34,10 +31,8 @@ __all__ = [
     "Array",
     "MapBatch",
     "MapResult",
-    "check_per_sample",
     "cosine_length",
     "cosine_length_map",
-    "own",
     "repetition",
     "repetition_map",
     "soft_overlong",
@@ -161,85 +156,6 @@ def repetition_map(batch: MapBatch, spec: MapSpec) -> MapResult:
     spans = [slice(a, b) for a, b in pairwise(batch.offsets)]
     responses = [tokens[span][mask[span]].tolist() for span in spans]
     return _scores(_floats(batch, "score") + repetition(responses, spec))
-
-
-def own(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """Calls the user's function and checks its result.
-
-    The function gets a batch with the fields that it declares. It returns an array if it gives one
-    field, or a mapping from names to arrays.
-
-    Raises:
-        TraceError: The function raises an error, or does not give the declared fields; the message
-            names its line.
-    """
-    assert isinstance(spec, OwnMap)
-    function = UserFunction.load("map", spec.function, spec.options, spec.reads)
-    result = function(batch)
-    if not isinstance(result, Mapping):
-        result = {spec.gives[0][0]: result}
-    names = [name for name, _, _ in spec.gives]
-    if set(result) != set(names):
-        raise function.refuse(
-            "does not give the fields that it declares",
-            found=", ".join(map(str, result)) or "nothing",
-            expected=", ".join(names),
-            hint="return a mapping from each name to its array" if len(names) > 1 else None,
-        )
-    return {field[0]: _checked(function, result[field[0]], field, batch) for field in spec.gives}
-
-
-def check_per_sample(batch: MapBatch, spec: OwnMap, given: MapResult) -> None:
-    """Compares a map's result with its result for the first half of the samples alone.
-
-    Raises:
-        TraceError: The numbers differ, although the map declares `per_sample`; with the line of
-            the function.
-    """
-    half = np.arange((len(batch.groups) + 1) // 2)
-    alone = own(batch.part(half), spec)
-    for name, _, unit in spec.gives:
-        end = len(half) if unit == "samples" else int(batch.offsets[len(half)])
-        whole, part = given[name][:end], alone[name]
-        same = np.isclose(whole.astype(np.float64), part.astype(np.float64), rtol=1e-4, atol=1e-6)
-        if not same.all():
-            place = int(np.flatnonzero(~same)[0])
-            function = UserFunction.load("map", spec.function, spec.options, spec.reads)
-            raise function.refuse(
-                "says per_sample=True, but what it gives for a sample depends on other samples of "
-                "the batch, or on chance",
-                found=f"'{name}' of {unit[:-1]} {place} is {whole[place]:.6g} among "
-                f"{len(batch.groups)} samples, {part[place]:.6g} among {len(half)}",
-                expected="numbers of a sample that depend on that sample alone",
-                hint="omit per_sample; flowrl.testing.check_map checks it without a run",
-            )
-
-
-def _checked(function: UserFunction, result: object, field: Gives, batch: MapBatch) -> Array:
-    name, dtype, unit = field
-    shape = (len(batch.groups) if unit == "samples" else int(batch.offsets[-1]),)
-    expected = f"{dtype} {shape_of(shape)}, one a {unit[:-1]}"
-    try:
-        values = np.asarray(result)
-        # Numbers keep their kind: a float does not become a bool, nor 0.5 an int64.
-        values = values.astype(dtype, casting="same_kind")
-    except (TypeError, ValueError):
-        given = getattr(result, "dtype", type(result).__name__)
-        raise function.refuse(
-            f"gives '{name}' of another type", found=str(given), expected=expected
-        ) from None
-    if values.shape != shape:
-        raise function.refuse(
-            f"gives '{name}' of the wrong shape", found=shape_of(values.shape), expected=expected
-        )
-    if dtype == "float32" and not np.isfinite(values).all():
-        place = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise function.refuse(
-            f"gives '{name}' that is not finite",
-            found=f"{values[place]} at {unit[:-1]} {place}",
-            expected=expected,
-        )
-    return values
 
 
 def _floats(batch: MapBatch, key: str) -> Floats:

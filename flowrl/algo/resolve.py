@@ -7,7 +7,6 @@ function is first asked for, so that the torch-free part of the engine can resol
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,13 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
-from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import GraphError
 from flowrl.specs import (
     KL,
     AdvantageSpec,
-    Aggregation,
     FilterSpec,
     LossSpec,
     MapSpec,
@@ -34,18 +31,15 @@ from flowrl.specs import (
 if TYPE_CHECKING:
     import torch
 
-    from flowrl.algo.losses import TokenBatch, TokenLoss
+    from flowrl.algo.losses import LossFunction
 
 __all__ = [
     "AdvantageFunction",
-    "BatchAdvantageFunction",
     "FilterFunction",
     "KLFunction",
-    "LossFunction",
     "MapFunction",
     "SelectFunction",
     "resolve_advantage",
-    "resolve_batch_advantage",
     "resolve_filter",
     "resolve_kl",
     "resolve_loss",
@@ -53,10 +47,7 @@ __all__ = [
     "resolve_select",
 ]
 
-AdvantageFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float32]]
-"""`(scores [N], groups [N]) -> advantages [N]`."""
-
-BatchAdvantageFunction: TypeAlias = Callable[[AdvantageBatch], AdvantageResult]
+AdvantageFunction: TypeAlias = Callable[[AdvantageBatch], AdvantageResult]
 """`batch -> advantages [N] or [N, T], and returns`."""
 
 FilterFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
@@ -74,42 +65,6 @@ KLFunction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 """`(logprobs [R], reference logprobs [R]) -> KL [R]`, without its coefficient."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossFunction:
-    """A loss, ready to call.
-
-    Attributes:
-        spec: The specification of the loss.
-        function: `(logprobs [R], batch, spec) -> TokenLoss`.
-        proportional: True if value and gradient of a token are 0 if its advantage is 0.
-    """
-
-    spec: LossSpec
-    function: Callable[[torch.Tensor, TokenBatch, LossSpec], TokenLoss]
-    proportional: bool
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """The loss's aggregation; `token-mean` if the loss does not name one."""
-        named: Aggregation = getattr(self.spec, "aggregation", "token-mean")
-        return named
-
-    def sample_weights(
-        self, response_lengths: npt.ArrayLike, groups: npt.ArrayLike, *, max_tokens: int
-    ) -> npt.NDArray[np.float64]:
-        """Returns `[S]`, the weight of each sample's tokens in the loss of a whole mini-batch."""
-        return sample_weights(
-            response_lengths,
-            self.aggregation,
-            max_tokens=max_tokens,
-            groups=groups,
-            count_empty=self.spec.count_empty,
-        )
-
-    def __call__(self, logprobs: torch.Tensor, batch: TokenBatch) -> TokenLoss:
-        return self.function(logprobs, batch, self.spec)
-
-
 _TABLE: dict[tuple[str, str], str] = {
     ("advantage", "distill"): "flowrl.algo.advantages:distill",
     ("advantage", "gae"): "flowrl.algo.advantages:gae",
@@ -121,7 +76,7 @@ _TABLE: dict[tuple[str, str], str] = {
     ("advantage", "max_rl"): "flowrl.algo.advantages:max_rl",
     ("advantage", "normalise_then_sum"): "flowrl.algo.advantages:normalise_then_sum",
     ("advantage", "optimal_token_baseline"): "flowrl.algo.advantages:optimal_token_baseline",
-    ("advantage", "own"): "flowrl.algo.advantages:own",
+    ("advantage", "own"): "flowrl.algo.user_functions:own_advantage",
     ("advantage", "pass_at_k"): "flowrl.algo.advantages:pass_at_k",
     ("advantage", "reinforce_pp"): "flowrl.algo.advantages:reinforce_pp",
     ("advantage", "remax"): "flowrl.algo.advantages:remax",
@@ -129,7 +84,7 @@ _TABLE: dict[tuple[str, str], str] = {
     ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
     ("kl", "kl"): "flowrl.algo.kl:estimate",
     ("map", "cosine_length"): "flowrl.algo.maps:cosine_length_map",
-    ("map", "own"): "flowrl.algo.maps:own",
+    ("map", "own"): "flowrl.algo.user_functions:own_map",
     ("map", "repetition"): "flowrl.algo.maps:repetition_map",
     ("map", "soft_overlong"): "flowrl.algo.maps:soft_overlong_map",
     ("map", "stop_properly"): "flowrl.algo.maps:stop_properly_map",
@@ -161,28 +116,6 @@ _PROPORTIONAL = frozenset(
 
 
 def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
-    """Returns the function of an advantage that needs only scores and groups.
-
-    Raises:
-        GraphError: The advantage does not exist, or needs more; see `resolve_batch_advantage`.
-    """
-    function = _lookup(spec)
-    if spec.needs:
-        raise GraphError(
-            f"the advantage {spec.kind!r} needs {', '.join(spec.needs)} besides scores and groups"
-        )
-    if isinstance(spec, OwnAdvantage):
-        return lambda scores, groups: function(_plain(scores, groups), spec).advantages
-    return lambda scores, groups: function(scores, groups, spec)
-
-
-def _plain(scores: npt.ArrayLike, groups: npt.ArrayLike) -> AdvantageBatch:
-    return AdvantageBatch(
-        scores=np.asarray(scores, np.float64), groups=np.asarray(groups, np.int64)
-    )
-
-
-def resolve_batch_advantage(spec: AdvantageSpec) -> BatchAdvantageFunction:
     """Returns the function of an advantage; `spec.needs` names the fields that it reads."""
     function = _lookup(spec)
     if spec.needs or isinstance(spec, OwnAdvantage):
@@ -210,10 +143,12 @@ def resolve_select(spec: SelectSpec) -> SelectFunction:
 
 def resolve_loss(spec: LossSpec) -> LossFunction:
     """Returns the function of a loss. Imports torch, and the user's module of an own loss."""
-    if isinstance(spec, OwnLoss):
-        from flowrl.algo.losses_own import bind
+    from flowrl.algo.losses import LossFunction
 
-        return LossFunction(spec, bind(spec), spec.proportional)
+    if isinstance(spec, OwnLoss):
+        from flowrl.algo.losses_supervised import own_loss
+
+        return LossFunction(spec, own_loss(spec), spec.proportional)
     bonus = bool(getattr(spec, "entropy", 0.0))
     return LossFunction(spec, _lookup(spec), spec.kind in _PROPORTIONAL and not bonus)
 
@@ -224,8 +159,8 @@ def resolve_kl(spec: KL) -> KLFunction:
     Imports torch.
 
     Raises:
-        GraphError: The term is the exact divergence, which `flowrl.algo.kl.full_in_chunks` computes
-            from distributions instead of logprobs.
+        GraphError: The term is the exact divergence, which `flowrl.algo.logprobs.full_in_chunks`
+            computes from distributions instead of logprobs.
     """
     if spec.estimator == "full":
         raise GraphError("the full divergence is not computed from logprobs", found=str(spec))

@@ -295,7 +295,7 @@ class TrainBackend(Protocol):
         """One optimizer update a mini-batch, in order.
 
         Of a batch that has `behaviour_logprobs`, the metrics of each step hold those of
-        `flowrl.algo.divergence`, between the logprobs of the update's own forward pass and these.
+        `flowrl.algo.kl`, between the logprobs of the update's own forward pass and these.
         """
         ...
 

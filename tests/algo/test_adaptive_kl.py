@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowrl.algo.divergence import adapted
+from flowrl.algo.kl import adapted
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from flowrl.algo import resolve_advantage, resolve_filter
-from flowrl.algo.advantages import group_relative
+from flowrl.algo.advantages import AdvantageBatch, group_relative
 from flowrl.algo.filters import difficulty, zero_variance
+from flowrl.algo.resolve import resolve_advantage, resolve_filter
 from flowrl.errors import GraphError, RewardError
 from flowrl.specs import AdvantageSpec, Difficulty, GroupRelative, ZeroVariance
 
@@ -88,8 +88,9 @@ def test_the_filter_has_a_tolerance() -> None:
 
 
 def test_specifications_resolve_to_their_functions() -> None:
-    advantage = resolve_advantage(GroupRelative(std="none"))
-    np.testing.assert_allclose(advantage([0, 2], [0, 0]), [-1, 1])
+    batch = AdvantageBatch(scores=np.array([0, 2]), groups=np.array([0, 0]))
+    got = resolve_advantage(GroupRelative(std="none"))(batch).advantages
+    np.testing.assert_allclose(got, [-1, 1])
     assert resolve_filter(ZeroVariance())([0, 2], [0, 0]).all()
 
 
@@ -104,9 +105,10 @@ def test_an_unknown_specification_names_the_known_ones() -> None:
 
 def test_resolving_an_advantage_imports_no_torch() -> None:
     code = (
-        "import sys; from flowrl.algo import resolve_advantage; from flowrl.specs import *\n"
-        "resolve_advantage(GroupRelative())([1, 2], [0, 0])\n"
-        "resolve_filter = __import__('flowrl.algo').algo.resolve_filter\n"
+        "import sys; from flowrl.specs import *\n"
+        "from flowrl.algo.advantages import AdvantageBatch\n"
+        "from flowrl.algo.resolve import resolve_advantage, resolve_filter\n"
+        "resolve_advantage(GroupRelative())(AdvantageBatch(scores=[1, 2], groups=[0, 0]))\n"
         "resolve_filter(ZeroVariance())([1, 2], [0, 0])\n"
         "sys.exit('torch' in sys.modules)"
     )

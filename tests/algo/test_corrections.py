@@ -17,7 +17,7 @@ from flowrl.algo.corrections import (
     rejection_mask,
     sequence_mask,
 )
-from flowrl.algo.divergence import mismatch
+from flowrl.algo.kl import mismatch
 from flowrl.algo.logprobs import chosen_logprobs
 from flowrl.algo.losses import TokenBatch
 from flowrl.algo.losses_supervised import value_clip

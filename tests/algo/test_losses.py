@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from flowrl.algo import logprobs as logprobs_module
-from flowrl.algo import resolve_kl, resolve_loss
 from flowrl.algo.kl import estimate
 from flowrl.algo.logprobs import chosen_logprobs
 from flowrl.algo.losses import TokenBatch, aggregate, sample_weights
+from flowrl.algo.resolve import resolve_kl, resolve_loss
 from flowrl.specs import KL, CrossEntropy, PolicyClip
 from flowrl.specs.kl import Estimator
 from flowrl.specs.loss import Aggregation

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flowrl.algo import resolve_map
 from flowrl.algo.maps import MapBatch
+from flowrl.algo.resolve import resolve_map
 from flowrl.errors import DataError, RewardError, TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr

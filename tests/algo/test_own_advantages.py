@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.algo import resolve_advantage, resolve_batch_advantage
 from flowrl.algo.advantages import AdvantageBatch, gae, reinforce_pp, remax, token_rewards
 from flowrl.algo.advantages.token import optimal_token_baseline
+from flowrl.algo.resolve import resolve_advantage
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
@@ -63,14 +63,15 @@ def test_what_an_advantage_declares_can_be_asked() -> None:
 
 def test_an_own_advantage_of_scores_is_called_like_ours() -> None:
     spec = own.doubled.spec(factor=3.0)
-    got = resolve_advantage(spec)([1.0, 2.0], [0, 0])
+    batch = AdvantageBatch(scores=np.array([1.0, 2.0]), groups=np.array([0, 0]))
+    got = resolve_advantage(spec)(batch).advantages
     assert got.tolist() == [3.0, 6.0]
     assert got.dtype == np.float32
-    assert resolve_batch_advantage(spec)(batch_of()).advantages.tolist() == [12.0, -3.0]
+    assert resolve_advantage(spec)(batch_of()).advantages.tolist() == [12.0, -3.0]
 
 
 def test_an_own_advantage_of_tokens_is_0_off_the_mask() -> None:
-    got = resolve_batch_advantage(own.to_go.spec())(batch_of())
+    got = resolve_advantage(own.to_go.spec())(batch_of())
     # First sample: 1, then 2.5 and the rest of the score, 4 - 3.5.
     assert got.advantages.tolist() == [[4 - 1, 0, 3 - 2], [-1 - 3, 0 - 0.5, 0]]
     assert got.returns is not None
@@ -82,7 +83,7 @@ def test_an_own_advantage_sees_what_it_declares_and_no_more() -> None:
     wide = batch_of(logprobs=np.zeros((2, 3)), rewards=np.zeros((2, 1)))
     spec = UserAdvantage.mark(needs="mask")(watch).spec()
     watch.seen = seen  # type: ignore[attr-defined]
-    resolve_batch_advantage(spec)(wide)
+    resolve_advantage(spec)(wide)
     assert seen == [AdvantageBatch(scores=wide.scores, groups=wide.groups, mask=wide.mask)]
 
 
@@ -94,29 +95,33 @@ def watch(batch: AdvantageBatch) -> Any:
 @pytest.mark.parametrize(
     ("advantage", "message", "more"),
     [
-        (own.per_sample_by_mistake, "returns the wrong shape", "found: [2]; expected: advantages"),
-        (own.infinite, "returns a number that is not finite", "found: inf at [0]"),
+        (
+            own.per_sample_by_mistake,
+            "gives 'advantages' of the wrong shape",
+            "found: [2]; expected: float32 [2, 3], one a token",
+        ),
+        (own.infinite, "gives 'advantages' that is not finite", "found: inf at [0]"),
     ],
 )
 def test_an_advantage_of_no_use_is_told_with_the_functions_line(
     advantage: UserAdvantage, message: str, more: str
 ) -> None:
     with pytest.raises(TraceError, match=message) as caught:
-        resolve_batch_advantage(advantage.spec())(batch_of())
+        resolve_advantage(advantage.spec())(batch_of())
     assert str(caught.value.where).startswith(own.__file__)
     assert more in str(caught.value)
 
 
 def test_a_field_that_no_advantage_has_is_told_the_nearest() -> None:
     with pytest.raises(TraceError, match=r"reads batch\.masks, which does not exist") as caught:
-        resolve_batch_advantage(own.close.spec())(batch_of())
+        resolve_advantage(own.close.spec())(batch_of())
     assert caught.value.hint == "did you mean 'mask'?"
     assert caught.value.found == "it declares mask"
 
 
 def test_what_an_advantage_declares_must_be_there() -> None:
     with pytest.raises(ValueError, match="own_functions:to_go needs values"):
-        resolve_batch_advantage(own.to_go.spec())(batch_of(values=None))
+        resolve_advantage(own.to_go.spec())(batch_of(values=None))
 
 
 @pytest.mark.parametrize(
@@ -208,13 +213,13 @@ def test_weights_of_rewards_travel_in_the_specification() -> None:
         groups=np.zeros(2, np.int64),
         rewards=np.array([[0.0, 200.0], [2.0, 0.0]]),
     )
-    got = resolve_batch_advantage(spec)(batch).advantages
+    got = resolve_advantage(spec)(batch).advantages
     np.testing.assert_allclose(got, [-(0.5**0.5), 0.5**0.5], rtol=1e-6)
     # Without weights the two rewards cancel out.
     even = NormaliseThenSum(eps=0.0, batch_eps=0.0)
-    np.testing.assert_allclose(resolve_batch_advantage(even)(batch).advantages, [0, 0], atol=1e-6)
+    np.testing.assert_allclose(resolve_advantage(even)(batch).advantages, [0, 0], atol=1e-6)
     with pytest.raises(ValueError, match="weights"):
-        resolve_batch_advantage(replace(spec, reward_weights="1.0"))(batch)
+        resolve_advantage(replace(spec, reward_weights="1.0"))(batch)
 
 
 def test_distillation_by_hand() -> None:
@@ -222,7 +227,7 @@ def test_distillation_by_hand() -> None:
         logprobs=np.array([[-1.0, 9.0, -2.0], [-3.0, -1.0, 9.0]]),
         reference_logprobs=np.array([[-1.5, 0.0, -1.0], [-1.0, -1.0, 0.0]]),
     )
-    resolve = resolve_batch_advantage
+    resolve = resolve_advantage
     got = resolve(Distill(coefficient=2.0))(batch).advantages
     assert got.tolist() == [[-1.0, 0, 2.0], [4.0, 0.0, 0]]
     # The hole takes no time: the first token sees half of the third.
@@ -252,6 +257,6 @@ def test_distillation_descends_the_reverse_kl() -> None:
         logprobs=student[:, None],
         reference_logprobs=teacher[:, None],
     )
-    advantages = resolve_batch_advantage(Distill())(batch).advantages[:, 0]
+    advantages = resolve_advantage(Distill())(batch).advantages[:, 0]
     score_function = np.eye(3) - p  # d log p(v) / d logits
     np.testing.assert_allclose((p * advantages) @ score_function, descent, rtol=1e-6)

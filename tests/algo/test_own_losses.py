@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.algo import resolve_loss
 from flowrl.algo.losses import TokenBatch
+from flowrl.algo.resolve import resolve_loss
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.algo import logprobs as logprobs_module
-from flowrl.algo.kl import full
-from flowrl.algo.logprobs import SamplerTransform, sampler_logits, sampler_logprobs
+from flowrl.algo.logprobs import SamplerTransform, full, sampler_logits, sampler_logprobs
 
 VOCABULARY = 7
 NEVER = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowrl.algo import resolve_select
+from flowrl.algo.resolve import resolve_select
 from flowrl.errors import RewardError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowrl.algo import resolve_filter
 from flowrl.algo.filters import zero_variance
 from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
+from flowrl.algo.resolve import resolve_filter
 from flowrl.specs import (
     CosineLength,
     Difficulty,

@@ -7,7 +7,7 @@ from itertools import count, product
 import pytest
 
 import flowrl as fl
-from flowrl.algo import resolve_filter
+from flowrl.algo.resolve import resolve_filter
 from flowrl.errors import ConfigError
 from flowrl.specs import Difficulty
 from tests.runtime.tiny_runs import tiny_config

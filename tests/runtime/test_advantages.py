@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import flowrl as fl
-from flowrl.algo import resolve_batch_advantage
 from flowrl.algo.advantages import AdvantageBatch
+from flowrl.algo.resolve import resolve_advantage
 from flowrl.ids import NodeId
 from flowrl.runtime.driver.sample_set import StepBatch
 from flowrl.specs import LengthWeighted, ReinforcePP
@@ -65,7 +65,7 @@ def test_an_advantage_that_reads_lengths_counts_response_tokens_alone():
     # Group 0: (2 * 1 + 1 * 0) / 3; group 1: (2 * 0.5 + 3 * 0) / 5.
     each = np.array([1 / 3, -2 / 3, 0.3, -0.2])[:, None] * PADDED
     np.testing.assert_allclose(found, flat(each), rtol=1e-6)
-    expected = resolve_batch_advantage(LengthWeighted())(
+    expected = resolve_advantage(LengthWeighted())(
         AdvantageBatch(scores=SCORES, groups=np.array([0, 0, 1, 1]), mask=PADDED)
     )
     np.testing.assert_allclose(found, flat(expected.advantages[:, None] * PADDED))

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.algo import resolve_map
-from flowrl.algo.maps import MapBatch, check_per_sample
+from flowrl.algo.maps import MapBatch
+from flowrl.algo.resolve import resolve_map
+from flowrl.algo.user_functions import check_per_sample
 from flowrl.errors import DataError, TraceError
 from flowrl.specs import CosineLength, Repetition, SoftOverlong, StopProperly, UserMap, WeightedSum
 from flowrl.testing import check_map

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.algo import kl as kl_module
-from flowrl.algo.kl import full, full_in_chunks
+from flowrl.algo import logprobs as logprobs_module
+from flowrl.algo.logprobs import full, full_in_chunks
 from flowrl.algo.losses import aggregate, sample_weights
 from flowrl.algo.resolve import resolve_kl
 from flowrl.backend.batch import TrainBatch
@@ -146,7 +146,7 @@ def test_distributions_that_are_missing_or_of_another_shape_are_refused(qwen: Pa
 def test_chunks_change_neither_value_nor_gradient(
     temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kl_module, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(logprobs_module, "_CHUNK_ELEMENTS", chunk)
     torch.manual_seed(0)
     logits = torch.randn(6, 11, dtype=torch.float64).requires_grad_()
     other = torch.randn(6, 11, dtype=torch.float64).log_softmax(-1)

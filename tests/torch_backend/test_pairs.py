@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.algo.divergence import mismatch
+from flowrl.algo.kl import mismatch
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest
 from flowrl.errors import BackendError

@@ -175,7 +175,7 @@ class TorchTrainer:
 
         Metrics of each step: those of the loss; of a policy, `entropy` (of the temperature-scaled
         distribution at response tokens) and `entropy_estimate` (-mean logprob), `kl` to the
-        reference where a KL term is given, and those of `flowrl.algo.divergence` if the batch has
+        reference where a KL term is given, and those of `flowrl.algo.kl` if the batch has
         behaviour logprobs; of a critic, `value_explained_variance` if the returns vary;
         `num_samples`, and of these `samples_computed` and `samples_skipped`; `tokens_computed`, the
         response tokens that the metrics are of; `positions`, how many positions the model ran over.

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flowrl.algo.divergence import mismatch
-from flowrl.algo.kl import full_in_chunks
-from flowrl.algo.logprobs import sampler_logits
-from flowrl.algo.losses import TokenBatch, aggregate, prepare, prepares
+from flowrl.algo.kl import mismatch
+from flowrl.algo.logprobs import full_in_chunks, sampler_logits
+from flowrl.algo.losses import LossFunction, TokenBatch, aggregate, prepare, prepares
 from flowrl.algo.losses_supervised import explained_variance
-from flowrl.algo.resolve import KLFunction, LossFunction, resolve_kl, resolve_loss
+from flowrl.algo.resolve import KLFunction, resolve_kl, resolve_loss
 from flowrl.backend.batch import Ints, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import BackendError

@@ -1,13 +1,20 @@
 """Advantages: scores of samples in, one number a sample or a token out. numpy only.
 
-`batch` holds the inputs, the results, and the calls of own functions; `group` computes one number a
-sample, `token` one a token; `returns` and `indexing` hold the steps that both are made of.
+`batch` holds the inputs and results, `group` computes one number a sample, `token` one a token.
 `flowrl.algo.resolve` finds the function of a specification.
 """
 
 from __future__ import annotations
 
-from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult, Turns, own
+from flowrl.algo.advantages.batch import (
+    AdvantageBatch,
+    AdvantageResult,
+    Padding,
+    Turns,
+    rewards_to_go,
+    token_rewards,
+    whiten,
+)
 from flowrl.algo.advantages.group import (
     centre_scores,
     gpg,
@@ -19,8 +26,6 @@ from flowrl.algo.advantages.group import (
     pass_at_k,
     weighted_sum,
 )
-from flowrl.algo.advantages.indexing import Padding
-from flowrl.algo.advantages.returns import kl_penalty, rewards_to_go, token_rewards, whiten
 from flowrl.algo.advantages.token import (
     distill,
     gae,
@@ -41,13 +46,11 @@ __all__ = [
     "gpg",
     "group_in_group",
     "group_relative",
-    "kl_penalty",
     "leave_one_out",
     "length_weighted",
     "max_rl",
     "normalise_then_sum",
     "optimal_token_baseline",
-    "own",
     "pass_at_k",
     "reinforce_pp",
     "remax",

@@ -1,27 +1,36 @@
-"""The batch that advantages are computed from, the result, and the calls of own advantages."""
+"""The input and the result of advantages, and the steps of those that have one number a token.
+
+numpy only. Arrays of tokens are padded, `[N, T]`, with a mask of that shape that may have holes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo.user_function import UserFunction, shape_of
+from flowrl.algo.kl import estimate
 from flowrl.errors import RewardError
-from flowrl.specs.advantage import AdvantageSpec, OwnAdvantage
+from flowrl.specs.kl import Estimator
+from flowrl.specs.token_advantage import EpsPlace, Masking
 
 __all__ = [
     "AdvantageBatch",
     "AdvantageResult",
+    "Padding",
     "Turns",
     "check_scores",
     "field_of",
-    "own",
+    "kl_penalty",
+    "last_token",
+    "rewards_to_go",
+    "token_rewards",
+    "whiten",
 ]
 
 
+Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
@@ -94,8 +103,19 @@ class AdvantageResult:
     advantages: npt.NDArray[np.float32]
     returns: npt.NDArray[np.float32] | None = None
 
+    @classmethod
+    def masked(
+        cls, mask: npt.ArrayLike, advantages: Array, returns: Array | None = None
+    ) -> AdvantageResult:
+        """Returns the result of numbers `[N, T]`, which are set to 0 off the mask."""
+        live = np.asarray(mask) > 0
+        return cls(
+            advantages=np.where(live, advantages, 0.0).astype(np.float32),
+            returns=None if returns is None else np.where(live, returns, 0.0).astype(np.float32),
+        )
 
-def field_of(batch: AdvantageBatch, name: str, kind: str) -> npt.NDArray[np.float64]:
+
+def field_of(batch: AdvantageBatch, name: str, kind: str) -> Array:
     """Returns an array of the batch as float64.
 
     Raises:
@@ -107,7 +127,7 @@ def field_of(batch: AdvantageBatch, name: str, kind: str) -> npt.NDArray[np.floa
     return np.asarray(value, np.float64)
 
 
-def check_scores(scores: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def check_scores(scores: npt.ArrayLike, groups: npt.ArrayLike) -> Array:
     """Returns scores as float64 `[N]`.
 
     Raises:
@@ -123,74 +143,182 @@ def check_scores(scores: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np
     return r
 
 
-def own(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
-    """Calls the user's function and checks its result.
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The positions of `[N, T]` arrays in the concatenated tokens of all samples.
 
-    The function gets a batch with scores, groups and the fields that it declares; all other fields
-    are None. It returns an array, `[N]`, or `[N, T]` for one number a token, or an
-    `AdvantageResult` (required if it declares returns). Both are then set to 0 off the mask.
+    Column 0 is the first token that the policy produced, the last column of a sample the last one;
+    the tokens between them are included, so that environment tokens make holes in the mask.
+
+    >>> places = Padding.of([0, 3, 5], [False, True, True, False, True])
+    >>> places.pad(np.array([9.0, 1.0, 2.0, 9.0, 3.0])).tolist()
+    [[1.0, 2.0], [3.0, 0.0]]
+    >>> places.flat(np.array([[1.0, 2.0], [3.0, 0.0]])).tolist()
+    [0.0, 1.0, 2.0, 0.0, 3.0]
+
+    Attributes:
+        rows: int `[P]`, the sample of each of the P tokens in the padded array.
+        columns: int `[P]`, their columns.
+        tokens: int `[P]`, their positions in the concatenated tokens.
+        shape: N and T.
+        total: The number of tokens of all samples.
+    """
+
+    rows: Ints
+    columns: Ints
+    tokens: Ints
+    shape: tuple[int, int]
+    total: int
+
+    @classmethod
+    def of(cls, offsets: npt.ArrayLike, response_mask: npt.ArrayLike) -> Padding:
+        """Makes the padding of `SequenceBatch.offsets` `[N + 1]` and bool `response_mask`."""
+        starts, mask = np.asarray(offsets, np.int64), np.asarray(response_mask, np.bool_)
+        count = len(starts) - 1
+        produced = np.flatnonzero(mask)
+        # The range of each sample in the produced tokens.
+        begin = np.searchsorted(produced, starts[:-1])
+        end = np.searchsorted(produced, starts[1:])
+        filled = end > begin
+        first, length = np.zeros((2, count), np.int64)
+        first[filled] = produced[begin[filled]]
+        length[filled] = produced[end[filled] - 1] - first[filled] + 1
+        rows = np.repeat(np.arange(count), length)
+        columns = np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length)
+        width = int(length.max()) if count else 0
+        return cls(rows, columns, first[rows] + columns, (count, width), len(mask))
+
+    def pad(self, values: npt.ArrayLike) -> Array:
+        """Returns `[N, T]` from one value a token of all samples; 0 at padding."""
+        out = np.zeros(self.shape)
+        out[self.rows, self.columns] = np.asarray(values, np.float64)[self.tokens]
+        return out
+
+    def flat(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Returns float32, one value a token of all samples; 0 at tokens outside `[N, T]`."""
+        out = np.zeros(self.total, np.float32)
+        out[self.tokens] = np.asarray(values)[self.rows, self.columns]
+        return out
+
+
+def kl_penalty(
+    batch: AdvantageBatch, estimator: Estimator, coefficient: float, kind: str
+) -> Array | None:
+    """Returns the KL estimate `[N, T]` of a penalty on rewards; None if the coefficient is 0.
 
     Raises:
-        ValueError: The batch does not have a declared field.
-        TraceError: The function raises an error or returns something else; the message names its
-            line.
+        ValueError: The batch does not have logprobs or reference_logprobs.
     """
-    assert isinstance(spec, OwnAdvantage)
-    check_scores(batch.scores, batch.groups)
-    missing = [name for name in spec.needs if getattr(batch, name) is None]
-    if missing:
-        raise ValueError(f"the advantage {spec.function} needs {' and '.join(missing)}")
-    function = UserFunction.load("advantage", spec.function, spec.options, spec.needs)
-    result = function(_declared_part(batch, spec))
-    given = result.advantages if isinstance(result, AdvantageResult) else result
-    mask = None if "mask" not in spec.needs else field_of(batch, "mask", spec.kind) > 0
-    token_mask = mask if spec.per_token else None
-    shape = np.shape(batch.scores) if token_mask is None else token_mask.shape
-    advantages = _checked(function, given, shape, "advantages", token_mask)
-    if not spec.returns:
-        return AdvantageResult(advantages=advantages)
-    if mask is None or not isinstance(result, AdvantageResult) or result.returns is None:
-        raise function.refuse(
-            "gives no returns, which it declares",
-            found=type(result).__name__,
-            expected="AdvantageResult(advantages=..., returns=...)",
-        )
-    returns = _checked(function, result.returns, mask.shape, "returns", mask)
-    return AdvantageResult(advantages=advantages, returns=returns)
+    if coefficient == 0:
+        return None
+    logprobs = field_of(batch, "logprobs", kind)
+    return estimate(logprobs, field_of(batch, "reference_logprobs", kind), estimator)
 
 
-def _declared_part(batch: AdvantageBatch, spec: OwnAdvantage) -> AdvantageBatch:
-    """Returns the batch with scores, groups and declared fields only."""
-    kept: dict[str, Any] = {name: getattr(batch, name) for name in spec.needs}
-    return AdvantageBatch(scores=batch.scores, groups=batch.groups, **kept)
+def last_token(mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Returns bool `[N, T]`, true at the last token of each sample's mask, if it has any."""
+    m = np.asarray(mask) > 0
+    later = np.flip(np.cumsum(np.flip(m, 1), axis=1), 1)
+    return np.asarray(m & (later == 1), np.bool_)
 
 
-def _checked(
-    function: UserFunction,
-    result: object,
-    shape: tuple[int, ...],
-    what: str,
-    mask: npt.NDArray[np.bool_] | None,
-) -> npt.NDArray[np.float32]:
-    """Returns the result as finite numbers of that shape, with arbitrary values off the mask 0."""
-    expected = f"{what} {shape_of(shape)}"
-    try:
-        values = np.asarray(result, np.float32)
-    except (TypeError, ValueError):
-        raise function.refuse(
-            "does not return numbers", found=f"{type(result).__name__}", expected=expected
-        ) from None
-    if values.shape != shape:
-        raise function.refuse(
-            "returns the wrong shape", found=shape_of(values.shape), expected=expected
-        )
-    if mask is not None:
-        values = np.where(mask, values, np.float32(0))
-    if not np.isfinite(values).all():
-        place = [int(i) for i in np.argwhere(~np.isfinite(values))[0]]
-        raise function.refuse(
-            "returns a number that is not finite",
-            found=f"{values[tuple(place)]} at {place}",
-            expected=expected,
-        )
-    return values
+def token_rewards(
+    scores: npt.ArrayLike,
+    mask: npt.ArrayLike,
+    kl: npt.ArrayLike | None = None,
+    *,
+    kl_coefficient: float = 0.0,
+    given: npt.ArrayLike | None = None,
+) -> Array:
+    """Returns rewards of tokens: the score at the last token, minus a KL penalty at every token.
+
+    The reward of RLHF (Ouyang et al., InstructGPT, 2022, equation 2, written per token)::
+
+        r_t = [t last] score - kl_coefficient kl_t
+
+    Rewards e_t of an environment keep their tokens, and the last token gets the rest of the score,
+    so that rewards add up to the score in both cases::
+
+        r_t = e_t + [t last] (score - sum of e) - kl_coefficient kl_t
+
+    Tokens off the mask also get the penalty, if `kl` is not 0 there. A sample without tokens gets
+    no score.
+
+    Args:
+        scores: `[N]`.
+        mask: `[N, T]`.
+        kl: `[N, T]`, per-token estimates of the KL divergence.
+        kl_coefficient: The coefficient of the penalty.
+        given: `[N, T]`, rewards of an environment; values off the mask are not read.
+    """
+    r = np.asarray(scores, np.float64)
+    last = last_token(mask)
+    rewards: Array = np.where(last, r[:, None], 0.0)
+    if given is not None:
+        environment = np.where(np.asarray(mask) > 0, np.asarray(given, np.float64), 0.0)
+        rewards = environment + np.where(last, (r - environment.sum(1))[:, None], 0.0)
+    if kl is None or kl_coefficient == 0:
+        return rewards
+    return rewards - kl_coefficient * np.asarray(kl, np.float64)
+
+
+def rewards_to_go(
+    rewards: npt.ArrayLike, mask: npt.ArrayLike, gamma: float = 1.0, masking: Masking = "carry"
+) -> Array:
+    """Computes G_t = r_t + gamma G_{t+1}, from the last token backwards.
+
+    At a token off the mask, by `masking`::
+
+        carry    G_t = G_{t+1}                     the token is skipped; nothing is discounted
+        zero     G_t = gamma G_{t+1}               its reward counts as 0; time passes
+        none     G_t = r_t + gamma G_{t+1}         the mask is ignored
+        reset    G_t = r_t + gamma G_{t+1}, and the token before sees G = 0 there
+
+    Returns:
+        `[N, T]`; off the mask, the values of the recursion.
+    """
+    r, m = np.asarray(rewards, np.float64), (np.asarray(mask) > 0).astype(np.float64)
+    if masking == "zero":
+        r = r * m
+    out = np.zeros_like(r)
+    running = np.zeros(len(r))
+    for t in reversed(range(r.shape[1])):
+        step = r[:, t] + gamma * running
+        out[:, t] = np.where(m[:, t] > 0, step, running) if masking == "carry" else step
+        running = out[:, t] * m[:, t] if masking == "reset" else out[:, t]
+    return out
+
+
+def whiten(
+    values: npt.ArrayLike,
+    mask: npt.ArrayLike,
+    *,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    place: EpsPlace = "inside",
+) -> Array:
+    """Standardises values by their mean and standard deviation over the tokens of the mask.
+
+    By `place`::
+
+        inside     (x - mean) / sqrt(var + eps)
+        outside    (x - mean) / (sqrt(var) + eps)
+        floor      (x - mean) / sqrt(max(var, eps))
+
+    Equal values give exactly 0, and so does a single token.
+
+    Returns:
+        `[N, T]`, 0 off the mask.
+    """
+    x, m = np.asarray(values, np.float64), np.asarray(mask) > 0
+    chosen = x[m]
+    if len(chosen) <= ddof or chosen.min() == chosen.max():
+        return np.zeros_like(x)
+    centred = x - chosen.mean()
+    variance = (centred[m] ** 2).sum() / (len(chosen) - ddof)
+    divisor = {
+        "inside": np.sqrt(variance + eps),
+        "outside": np.sqrt(variance) + eps,
+        "floor": np.sqrt(max(variance, eps)),
+    }[place]
+    return np.where(m, centred / divisor, 0.0)

@@ -11,10 +11,12 @@ from flowrl.algo.advantages.batch import (
     Turns,
     check_scores,
     field_of,
+    kl_penalty,
+    rewards_to_go,
+    token_rewards,
+    whiten,
 )
-from flowrl.algo.advantages.group import centre_scores, standardise
-from flowrl.algo.advantages.indexing import Partition
-from flowrl.algo.advantages.returns import penalty_of, rewards_to_go, token_rewards, whiten
+from flowrl.algo.advantages.group import Partition, centre_scores, standardise
 from flowrl.specs.advantage import AdvantageSpec, GroupRelative
 from flowrl.specs.token_advantage import (
     GAE,
@@ -62,21 +64,33 @@ def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     centred = centre_scores(scores, batch.groups, spec.mean, spec.singleton)
-    beta = spec.kl_coefficient
-    kl = penalty_of(batch, spec.kl_estimator, beta, spec.kind)
     if spec.kl_credit == "token":
-        penalty = 0.0 if kl is None else beta * kl
+        kl = kl_penalty(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
+        penalty = 0.0 if kl is None else spec.kl_coefficient * kl
         returns = np.broadcast_to(centred[:, None], mask.shape) - penalty
     else:
-        rewards = token_rewards(centred, mask, kl, kl_coefficient=beta, given=batch.token_rewards)
-        returns = rewards_to_go(rewards, mask, spec.gamma, spec.masking)
-    returns = np.where(mask > 0, returns, 0.0)
-    advantages = returns
-    if spec.whiten:
-        advantages = whiten(
-            returns, mask, ddof=spec.whiten_ddof, eps=spec.whiten_eps, place=spec.whiten_eps_place
+        returns = rewards_to_go(
+            _rewards(batch, centred, mask, spec), mask, spec.gamma, spec.masking
         )
-    return _result(advantages, returns)
+    return AdvantageResult.masked(mask, _whitened(returns, mask, spec), returns)
+
+
+def _rewards(
+    batch: AdvantageBatch, scores: Array, mask: Array, spec: ReinforcePP | ReMax | GAE
+) -> Array:
+    """Returns `token_rewards` with the specification's KL penalty and the batch's own rewards."""
+    kl = kl_penalty(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
+    return token_rewards(
+        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
+    )
+
+
+def _whitened(advantages: Array, mask: Array, spec: ReinforcePP | GAE) -> Array:
+    if not spec.whiten:
+        return advantages
+    return whiten(
+        advantages, mask, ddof=spec.whiten_ddof, eps=spec.whiten_eps, place=spec.whiten_eps_place
+    )
 
 
 def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
@@ -89,13 +103,9 @@ def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     assert isinstance(spec, ReMax)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
-    kl = penalty_of(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
-    rewards = token_rewards(
-        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
-    )
-    returns = np.where(mask > 0, rewards_to_go(rewards, mask), 0.0)
+    returns = rewards_to_go(_rewards(batch, scores, mask, spec), mask)
     baselines = field_of(batch, "baselines", spec.kind)
-    return _result(np.where(mask > 0, returns - baselines[:, None], 0.0), returns)
+    return AdvantageResult.masked(mask, returns - baselines[:, None], returns)
 
 
 def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
@@ -124,8 +134,7 @@ def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
         scores = check_scores(batch.scores, batch.groups)
         centred = centre_scores(scores, batch.groups, spec.mean, spec.singleton)
         advantages = advantages + spec.score_weight * centred[:, None]
-    advantages = np.where(mask > 0, advantages, 0.0)
-    return AdvantageResult(advantages=advantages.astype(np.float32))
+    return AdvantageResult.masked(mask, advantages)
 
 
 def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
@@ -137,7 +146,7 @@ def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> Advant
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     rewards = token_rewards(scores, mask, given=batch.token_rewards)
-    returns = np.where(mask > 0, rewards_to_go(rewards, mask), 0.0)
+    returns = rewards_to_go(rewards, mask)
     baseline = optimal_baseline(
         returns,
         mask,
@@ -146,7 +155,7 @@ def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> Advant
         field_of(batch, "sum_pi_squared", spec.kind),
         spec,
     )
-    return _result(np.where(mask > 0, returns - baseline, 0.0), returns)
+    return AdvantageResult.masked(mask, returns - baseline, returns)
 
 
 def optimal_baseline(
@@ -207,12 +216,6 @@ def _lone_tail(mask: Array, group: Partition) -> npt.NDArray[np.bool_]:
     return tail
 
 
-def _result(advantages: Array, returns: Array) -> AdvantageResult:
-    return AdvantageResult(
-        advantages=advantages.astype(np.float32), returns=returns.astype(np.float32)
-    )
-
-
 def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     """Computes GAE over the scores, an environment's rewards and KL penalties of tokens.
 
@@ -226,29 +229,14 @@ def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     values = field_of(batch, "values", spec.kind)
-    kl = penalty_of(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
-    rewards = token_rewards(
-        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
-    )
+    rewards = _rewards(batch, scores, mask, spec)
     lam: float | Array = spec.lam
     if spec.length_alpha > 0:
         lam = length_lambda((mask > 0).sum(1), spec.length_alpha)
-    advantages, returns = estimate(rewards, values, mask, spec.gamma, lam, spec.masking)
+    advantages, _ = estimate(rewards, values, mask, spec.gamma, lam, spec.masking)
     lam_value = spec.lam if spec.lam_value is None else spec.lam_value
     _, returns = estimate(rewards, values, mask, spec.gamma, lam_value, spec.masking)
-    if spec.whiten:
-        advantages = whiten(
-            advantages,
-            mask,
-            ddof=spec.whiten_ddof,
-            eps=spec.whiten_eps,
-            place=spec.whiten_eps_place,
-        )
-    live = mask > 0
-    return AdvantageResult(
-        advantages=np.where(live, advantages, 0.0).astype(np.float32),
-        returns=np.where(live, returns, 0.0).astype(np.float32),
-    )
+    return AdvantageResult.masked(mask, _whitened(advantages, mask, spec), returns)
 
 
 def estimate(
@@ -348,8 +336,7 @@ def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResul
     step = standardise(turn_returns(turns, spec.gamma), states.reshape(-1), relative)
     # Tokens of no turn have the number -1, which reads the 0 at the end.
     of_turn = np.append(step, 0.0)[np.asarray(turns.tokens)]
-    advantages = np.where(mask > 0, episode[:, None] + spec.weight * of_turn, 0.0)
-    return AdvantageResult(advantages=advantages.astype(np.float32))
+    return AdvantageResult.masked(mask, episode[:, None] + spec.weight * of_turn)
 
 
 def turn_returns(turns: Turns, gamma: float) -> Array:

@@ -14,9 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from flowrl.algo import resolve_advantage, resolve_batch_advantage, resolve_map
 from flowrl.algo.advantages import AdvantageBatch, Padding, Turns
-from flowrl.algo.maps import MapBatch, MapResult, check_per_sample
+from flowrl.algo.maps import MapBatch, MapResult
+from flowrl.algo.resolve import resolve_advantage, resolve_map
+from flowrl.algo.user_functions import check_per_sample
 from flowrl.backend.batch import Floats, Mask, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
@@ -184,10 +185,12 @@ def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
             hint="add a constant to the reward, leave its penalties out, or use "
             "fl.advantage.group_relative",
         )
-    if not spec.needs and len(rewards) == 1:
-        return {"advantage": resolve_advantage(spec)(rewards[0], inputs.sequences.groups)}
+    function = resolve_advantage(spec)
+    if not spec.needs and len(rewards) == 1:  # no arrays of tokens have to be padded
+        plain = AdvantageBatch(scores=rewards[0], groups=inputs.sequences.groups)
+        return {"advantage": function(plain).advantages}
     places = Padding.of(inputs.sequences.offsets, inputs.sequences.response_mask)
-    result = resolve_batch_advantage(spec)(_batch(inputs, spec, rewards, places))
+    result = function(_batch(inputs, spec, rewards, places))
     advantages = result.advantages
     values: dict[str, Array] = {
         "advantage": places.flat(advantages) if spec.per_token else advantages

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowrl.algo.divergence import adapted
+from flowrl.algo.kl import adapted
 from flowrl.backend.batch import Floats, Sampler, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError

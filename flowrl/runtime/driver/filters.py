@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo import resolve_filter, resolve_select
+from flowrl.algo.resolve import resolve_filter, resolve_select
 from flowrl.backend.batch import Ints
 from flowrl.graph import Node, Op, Unit
 from flowrl.graph.signatures import PREFERRED

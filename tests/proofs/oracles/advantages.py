@@ -16,7 +16,6 @@ import numpy.typing as npt
 from flowrl.algo.advantages import (
     AdvantageBatch,
     gpg,
-    kl_penalty,
     leave_one_out,
     length_weighted,
     max_rl,
@@ -29,6 +28,7 @@ from flowrl.algo.advantages import (
 )
 from flowrl.algo.advantages.group import centre_scores, standardise
 from flowrl.algo.advantages.token import estimate, length_lambda, optimal_baseline
+from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.specs.advantage import (
     GPG,
     Centre,
@@ -218,7 +218,7 @@ def _kl(case: Case, default: Estimator = "k1") -> Array:
     """The KL estimate of a case; NeMo-RL clamps every estimator."""
     clamps = (20.0, 10.0) if case.library == "nemo" else (None, None)
     policy = "log_probs" if "log_probs" in case.inputs else "old_log_probs"
-    return kl_penalty(
+    return estimate_kl(
         case.array(policy),
         case.array("ref_log_probs"),
         estimator_of(case.option("kl_type", default)),
@@ -250,6 +250,11 @@ def _reinforce_pp_baseline(case: Case) -> Result:
     return {"advantages": advantages, "returns": advantages}
 
 
+def _clipped(case: Case, scores: Array) -> Array:
+    clip = case.option("clip_range")
+    return scores if clip is None else np.clip(scores, float(clip[0]), float(clip[1]))
+
+
 def _placed(case: Case) -> Result:
     """OpenRLHF: shaped scores on the last token, a KL penalty, rewards-to-go, whitening of some."""
     algorithm = str(case.option("algorithm"))
@@ -267,8 +272,7 @@ def _placed(case: Case) -> Result:
         scores = centre_scores(scores, groups, means[algorithm], _singleton(case))
     kl = case.array("kl") if "kl" in case.inputs else None
     coefficient = float(case.option("kl_coef", 0.0))
-    clip = case.option("clip_range")
-    rewards = token_rewards(scores, mask, kl, kl_coefficient=coefficient, clip=clip)
+    rewards = token_rewards(_clipped(case, scores), mask, kl, kl_coefficient=coefficient)
     returns = rewards_to_go(rewards, mask, float(case.option("gamma", 1.0)), "zero")
     whitened = algorithm in {"reinforce", "reinforce_baseline"}
     advantages = _whitened(case, returns, mask) if whitened else returns
@@ -365,14 +369,8 @@ def _kl_in_reward(case: Case) -> Result:
     if "token_level_scores" in case.inputs:
         rewards = case.array("token_level_scores") - coefficient * _kl(case)
     else:
-        clip = case.option("clip_range")
-        rewards = token_rewards(
-            case.array("rewards"),
-            case.mask,
-            case.array("kl"),
-            kl_coefficient=coefficient,
-            clip=None if clip is None else (float(clip[0]), float(clip[1])),
-        )
+        scores = _clipped(case, case.array("rewards"))
+        rewards = token_rewards(scores, case.mask, case.array("kl"), kl_coefficient=coefficient)
     return {"token_level_rewards": rewards}
 
 

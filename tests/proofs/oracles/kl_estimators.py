@@ -8,7 +8,7 @@ from flowrl.algo.kl import estimate
 from flowrl.specs.kl import Estimator
 from tests.proofs.oracles.case import Case, Json, Result, choose
 
-__all__ = ["compute", "estimator_of"]
+__all__ = ["compute", "estimator_of", "weighted_estimate"]
 
 
 _NAMES: dict[str, Estimator] = {
@@ -27,6 +27,21 @@ def estimator_of(name: Json) -> Estimator:
     return choose(_NAMES, name, "kl_type")
 
 
+def weighted_estimate(
+    logprobs: torch.Tensor,
+    reference: torch.Tensor,
+    estimator: Estimator,
+    weights: torch.Tensor | None,
+    clamp_input: float | None,
+    clamp_output: float | None,
+) -> torch.Tensor:
+    """The estimate times weights, which libraries apply before they clamp the result."""
+    kl = estimate(logprobs, reference, estimator, clamp_input=clamp_input)
+    if weights is not None:
+        kl = weights * kl
+    return kl if clamp_output is None else kl.clamp(-clamp_output, clamp_output)
+
+
 def compute(case: Case) -> Result:
     """`kl` per token, and the gradient of its sum with respect to the policy's logprobs."""
     estimator = estimator_of(case.option("kl_type"))
@@ -34,13 +49,13 @@ def compute(case: Case) -> Result:
     logprobs = torch.tensor(case.inputs["log_probs"], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor(case.inputs["ref_log_probs"], dtype=torch.float64)
     ratio = case.inputs.get("importance_ratio")
-    kl = estimate(
+    kl = weighted_estimate(
         logprobs,
         reference,
         estimator,
-        clamp_input=clamp_input,
-        clamp_output=clamp_output,
-        weights=None if ratio is None else torch.tensor(ratio, dtype=torch.float64),
+        None if ratio is None else torch.tensor(ratio, dtype=torch.float64),
+        clamp_input,
+        clamp_output,
     )
     if case.library == "skyrl" or case.variant.endswith("_masked"):
         # What padding holds must not reach the product: inf times 0 is no number.

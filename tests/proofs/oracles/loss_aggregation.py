@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flowrl.algo.aggregation import sample_weights
-from flowrl.algo.losses import aggregate
+from flowrl.algo.losses import aggregate, sample_weights
 from flowrl.specs.loss import Aggregation
 from tests.proofs.oracles.case import Case, Json, Result, choose
 

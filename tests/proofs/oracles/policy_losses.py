@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from flowrl.algo.corrections import Segments, importance_weights, rejection_mask, sequence_mask
-from flowrl.algo.kl import estimate
 from flowrl.algo.losses import TokenBatch, TokenLoss, policy_weights
 from flowrl.algo.resolve import resolve_loss
 from flowrl.specs.loss import CISPO, GMPO, KLCov, PolicyClip, PolicyLoss
 from flowrl.specs.loss.policy import Estimator, Outside, RejectionLevel, WeightLevel
 from tests.proofs.oracles.case import Case, NotOffered, Result, Value, choose
+from tests.proofs.oracles.kl_estimators import weighted_estimate
 from tests.proofs.oracles.loss_aggregation import reduced
 from tests.proofs.oracles.policy_recipes import RECIPES, KLTerm, Recipe
 
@@ -136,13 +136,13 @@ def _penalty(term: KLTerm, logprobs: torch.Tensor, batch: TokenBatch) -> torch.T
     elif term.weight == "behaviour":
         assert batch.behaviour_logprobs is not None
         weights = (logprobs - batch.behaviour_logprobs).exp()
-    return estimate(
+    return weighted_estimate(
         logprobs,
         batch.reference_logprobs,
         term.estimator,
-        clamp_input=term.clamp_input,
-        clamp_output=term.clamp_output,
-        weights=weights,
+        weights,
+        term.clamp_input,
+        term.clamp_output,
     )
 
 

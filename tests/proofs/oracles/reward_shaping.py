@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo.divergence import adapted
 from flowrl.algo.filters import difficulty, zero_variance
+from flowrl.algo.kl import adapted
 from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.specs.filters import Difficulty, ZeroVariance
 from flowrl.specs.kl import KL
