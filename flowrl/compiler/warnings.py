@@ -24,7 +24,7 @@ from flowrl.passes.context import (
     sampling_node,
 )
 from flowrl.passes.settle_truncation import treats_as_untruncated
-from flowrl.program.interact import MAX_OBSERVATION_TOKENS
+from flowrl.program.policy import MAX_OBSERVATION_TOKENS
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 from flowrl.specs.maps import SoftOverlong
 from flowrl.wording import counted, listing

@@ -1,21 +1,22 @@
 """The workflow language: a Python function that runs on symbolic handles and leaves a graph."""
 
 from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
-from flowrl.program.data import Examples, Pairs, Prompts
+from flowrl.program.formulas import log, map_of, weighted_sum
 from flowrl.program.handles import (
     Advantages,
+    Examples,
     Handle,
     Logprobs,
     Mapped,
+    Pairs,
+    Prompts,
     Returns,
     Rollout,
     Samples,
     Scores,
     Values,
 )
-from flowrl.program.interact import interact
-from flowrl.program.maps import log, map_of, weighted_sum
-from flowrl.program.policy import Policy
+from flowrl.program.policy import Policy, interact
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
 from flowrl.program.tracer import is_eager

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.graph.signatures import SCORE
 from flowrl.graph.types import Op
+from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import (
-    check_handle,
-    current_tracer,
-    is_number,
-    operation,
-    refuse_argument,
-)
-from flowrl.specs import Difficulty, FilterSpec, ZeroVariance
+from flowrl.program.operation import operation
+from flowrl.specs import Difficulty, ZeroVariance
 from flowrl.specs.names import raise_missing
 
 __all__ = ["difficulty", "zero_variance"]
@@ -44,10 +38,7 @@ def zero_variance(
         scores: One for each of them.
         tolerance: Groups with max - min at most this are removed.
     """
-    name = "fl.filter.zero_variance"
-    if not is_number(tolerance):
-        raise refuse_argument(name, "tolerance", tolerance, "a number from 0 up")
-    return _filter(name, rollout, scores, ZeroVariance(tolerance=float(tolerance)))
+    return add_subset(Op.FILTER, ZeroVariance(tolerance=tolerance), rollout, scores)
 
 
 @operation
@@ -66,26 +57,4 @@ def difficulty(
         low: Groups with a mean of at most this are removed.
         high: Groups with a mean of at least this are removed.
     """
-    name = "fl.filter.difficulty"
-    for bound, argument in ((low, "low"), (high, "high")):
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != bound:
-            raise refuse_argument(name, argument, bound, "a number")
-    if not low < high:
-        raise refuse_argument(name, "low", low, f"a number below high={high}")
-    return _filter(name, rollout, scores, Difficulty(low=float(low), high=float(high)))
-
-
-def _filter(
-    name: str, rollout: Rollout, scores: Scores, spec: FilterSpec
-) -> tuple[Rollout, Scores]:
-    tracer = current_tracer(name)
-    samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
-    scored = check_handle(scores, Scores, operation=name, argument="scores")
-    node = tracer.add(
-        Op.FILTER,
-        name="filter",
-        reads={"rollout": samples.read(), "scores": scored.read()},
-        outputs=(*samples.fields, SCORE),
-        attrs={"spec": spec},
-    )
-    return Rollout(tracer, node, samples.fields), Scores(tracer, node, (SCORE,))
+    return add_subset(Op.FILTER, Difficulty(low=low, high=high), rollout, scores)

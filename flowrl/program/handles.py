@@ -4,16 +4,19 @@ A handle has fields but no values, so it cannot be a truth value or a number; as
 `TraceError` at the user's line that says which construct to use instead. Where a program runs with
 `executor=eager`, `handle.value` holds the data; all else is refused as in tracing, because the
 compiled program could not do it.
+
+Data that a workflow has as parameters (`fl.Prompts`, `fl.Examples`, `fl.Pairs`) are handles too.
 """
 
 from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from flowrl.errors import TraceError
+from flowrl.graph.signatures import PREFERRED, PROMPT, RESPONSE_MASK, TOKENS
 from flowrl.graph.types import Field
 from flowrl.ids import NodeId
 from flowrl.program.source import user_line
@@ -21,13 +24,18 @@ from flowrl.program.tracer import Read, Tracer
 from flowrl.wording import nearest
 
 if TYPE_CHECKING:
+    from flowrl.data import PromptItem
     from flowrl.program.values import Array, SamplesValue
 
 __all__ = [
     "Advantages",
+    "Examples",
     "Handle",
     "Logprobs",
     "Mapped",
+    "Numbers",
+    "Pairs",
+    "Prompts",
     "Returns",
     "Rollout",
     "Samples",
@@ -45,6 +53,46 @@ _ON_NUMBERS = (
     "fl.advantage.group_relative(scores) for advantages, fl.map for a function of your own"
 )
 
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "__bool__": ("as a truth value (in `if`, `while`, `and`, `or`, `not`)", _ON_DATA),
+    "__len__": ("with len()", "sizes come from the configuration: group_size, prompts_per_step"),
+    "__contains__": ("with `in`", _ON_DATA),
+    "__getitem__": (
+        "with [...]",
+        "choose groups with fl.filter; operations pick the fields they need",
+    ),
+    "__setitem__": ("with [...] =", _ON_NUMBERS),
+    "__delitem__": ("with del", "choose groups with fl.filter, samples with fl.select"),
+    "__call__": ("as a function", "roles have operations: actor.generate(prompts)"),
+    "__await__": ("with `await`", _AT_ONCE),
+    "__aiter__": ("in `async for`", _AT_ONCE),
+    "__array__": ("as an array", _ON_NUMBERS),
+    "__format__": ("in a formatted string", "print(repr(handle)) shows which fields it has"),
+    "__reduce_ex__": ("outside the process, as a pickle", "make it inside the workflow"),
+    **dict.fromkeys(("__enter__", "__exit__"), ("in `with`", _AT_ONCE)),
+    **dict.fromkeys(("__next__", "__reversed__"), ("in a loop", _ON_DATA)),
+    **{
+        f"__{name}__": ("as a number", _ON_NUMBERS)
+        for name in ("float", "int", "index", "complex", "trunc")
+    },
+    **{
+        f"__{name}__": ("in a comparison", _ON_DATA)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
+    **{
+        f"__{side}{name}__": ("in arithmetic", _ON_NUMBERS)
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
+            *("lshift", "rshift", "and", "or", "xor"),
+        )
+        for side in ("", "r")
+    },
+    **{
+        f"__{name}__": ("in arithmetic", _ON_NUMBERS)
+        for name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil")
+    },
+}
+"""Uses of a handle that are errors, by the method that Python calls: the use, and the hint."""
 
 _MADE_BY = {
     **dict.fromkeys(
@@ -96,14 +144,16 @@ class Handle:
 
     Attributes:
         node: The node that makes the data.
-        fields: What the data holds.
+        fields: The fields of the data.
     """
 
     __slots__ = ("_tracer", "fields", "node")
 
     kind: ClassVar[str] = "a handle"
+    comes_from: ClassVar[str | None] = None
+    """The operation that makes such a handle, for hints."""
     _shown: ClassVar[str] = "print(handle.value)"
-    """The way to look at the data with `executor=eager`, for messages."""
+    """A line that shows the data with `executor=eager`, for hints."""
     _one_thing: ClassVar[str] = "keep it in one variable; operations pick the fields they need"
     """The hint where a program treats it as several values."""
 
@@ -116,7 +166,7 @@ class Handle:
             object.__setattr__(self, name, value)
 
     def read(self) -> Read:
-        """The handle as an argument of an operation."""
+        """Returns the handle as an argument of an operation."""
         return Read(self.node, self.fields)
 
     @property
@@ -129,10 +179,10 @@ class Handle:
         """The data, where the program runs with `executor=eager`.
 
         Samples are a `flowrl.program.values.SamplesValue`; one field is its numpy array, `[N]` of
-        samples or `[T]` of tokens; of several fields, the arrays by name.
+        samples or `[T]` of tokens; several fields are arrays by name.
 
         Raises:
-            TraceError: while the workflow is traced; or the operation was left out by a pass.
+            TraceError: The workflow is being traced, or a pass removed the operation.
         """
         return self._tracer.value_of(self.node, self.fields)
 
@@ -141,89 +191,38 @@ class Handle:
         values = self._tracer.described_values(self.node, self.fields)
         return f"<{type(self).__name__} of {self.node}: {fields if values is None else values}>"
 
-    __hash__ = object.__hash__
+    def _error(self, problem: str, hint: str, found: str | None = None) -> TraceError:
+        what = f"{self.kind} of '{self.node}' {problem}"
+        return TraceError(what, where=str(user_line()), found=found, hint=hint)
 
     def _refuse(self, use: str, hint: str) -> NoReturn:
         if self._tracer.executes:
-            raise TraceError(
-                f"{self.kind} of '{self.node}' cannot be used {use}: what is computed with handles "
-                "must be in the compiled program too",
-                where=str(user_line()),
-                hint=f"the data itself is .value, to look at and compute with ({self._shown}); in "
-                f"the program, {hint}",
+            raise self._error(
+                f"cannot be used {use}: what is computed with handles must be in the compiled "
+                "program too",
+                f"the data itself is .value, to look at and compute with ({self._shown}); in the "
+                f"program, {hint}",
             )
-        raise TraceError(
-            f"{self.kind} of '{self.node}' cannot be used {use}: there are no values "
-            "while the workflow is traced",
-            where=str(user_line()),
-            hint=hint,
-        )
-
-    def __bool__(self) -> bool:
-        self._refuse("as a truth value (in `if`, `while`, `and`, `or`, `not`)", _ON_DATA)
-
-    def __len__(self) -> int:
-        self._refuse(
-            "with len()", "sizes come from the configuration: group_size, prompts_per_step"
+        raise self._error(
+            f"cannot be used {use}: there are no values while the workflow is traced", hint
         )
 
     def __iter__(self) -> NoReturn:
         caller = sys._getframe(1)
         # The instruction that asks: `a, b = handle` and `for each in handle` are distinguished.
         if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
-            raise TraceError(
-                f"{self.kind} of '{self.node}' cannot be unpacked: it is one thing",
-                where=str(user_line()),
-                hint=self._one_thing,
-            )
+            raise self._error("cannot be unpacked: it is one thing", self._one_thing)
         self._refuse("in a loop or with *", _ON_DATA)
 
-    def __contains__(self, item: object) -> bool:
-        self._refuse("with `in`", _ON_DATA)
-
-    def __next__(self) -> NoReturn:
-        self._refuse("in a loop", _ON_DATA)
-
-    def __reversed__(self) -> NoReturn:
-        self._refuse("in a loop", _ON_DATA)
-
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        self._stay_as_it_is(name)
-
-    def __delattr__(self, name: str) -> NoReturn:
-        self._stay_as_it_is(name)
-
-    def _stay_as_it_is(self, name: str) -> NoReturn:
-        raise TraceError(
-            f"{self.kind} of '{self.node}' cannot be changed",
-            where=str(user_line()),
+        raise self._error(
+            "cannot be changed",
+            "keep it in a variable of the program; operations make new data of old",
             found=f"an assignment to its '{name}'",
-            hint="keep it in a variable of the program; operations make new data of old",
         )
 
-    def __setitem__(self, item: object, value: object) -> NoReturn:
-        self._refuse("with [...] =", _ON_NUMBERS)
-
-    def __delitem__(self, item: object) -> NoReturn:
-        self._refuse("with del", "choose groups with fl.filter, samples with fl.select")
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        self._refuse("as a function", "roles have operations: actor.generate(prompts)")
-
-    def __enter__(self) -> NoReturn:
-        self._refuse("in `with`", _AT_ONCE)
-
-    def __exit__(self, *error: object) -> None:
-        """Python asks for it before `__enter__`, which refuses."""
-
-    def __await__(self) -> NoReturn:
-        self._refuse("with `await`", _AT_ONCE)
-
-    def __aiter__(self) -> NoReturn:
-        self._refuse("in `async for`", _AT_ONCE)
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        self._refuse("outside the process, as a pickle", "make it inside the workflow")
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
 
     def __copy__(self) -> Self:
         return self  # it never changes
@@ -231,62 +230,12 @@ class Handle:
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
-    def __getitem__(self, item: object) -> NoReturn:
-        self._refuse(
-            "with [...]", "choose groups with fl.filter; operations pick the fields they need"
-        )
-
-    def __float__(self) -> float:
-        self._refuse("as a number", _ON_NUMBERS)
-
-    def __int__(self) -> int:
-        self._refuse("as a number", _ON_NUMBERS)
-
-    def __index__(self) -> int:
-        self._refuse("as a number", _ON_NUMBERS)
-
-    def __complex__(self) -> complex:
-        self._refuse("as a number", _ON_NUMBERS)
-
-    def __trunc__(self) -> int:
-        self._refuse("as a number", _ON_NUMBERS)
-
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        self._refuse("as an array", _ON_NUMBERS)
-
-    def __format__(self, spec: str) -> str:
-        self._refuse("in a formatted string", "print(repr(handle)) shows which fields it has")
-
-    def _compare(self, other: object) -> NoReturn:
-        self._refuse("in a comparison", _ON_DATA)
-
-    def _compute(self, *others: object) -> NoReturn:
-        self._refuse("in arithmetic", _ON_NUMBERS)
-
-    def __eq__(self, other: object) -> bool:
-        self._compare(other)
-
-    def __ne__(self, other: object) -> bool:
-        self._compare(other)
-
-    __lt__ = __le__ = __gt__ = __ge__ = _compare
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _compute
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _compute
-    __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _compute
-    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _compute
-    __divmod__ = __rdivmod__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _compute
-    __floor__ = __ceil__ = _compute
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _compute
-
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # protocols that Python, notebooks and libraries probe for
             raise AttributeError(name)
         fields = ", ".join(field.name for field in self.fields)
-        raise TraceError(
-            f"{self.kind} of '{self.node}' has no '{name}' to take out",
-            where=str(user_line()),
-            found=f"fields {fields}",
-            hint=self._instead(name),
+        raise self._error(
+            f"has no '{name}' to take out", self._instead(name), found=f"fields {fields}"
         )
 
     def _instead(self, name: str) -> str:
@@ -303,42 +252,68 @@ class Handle:
         return "pass the handle itself; operations pick the fields they need"
 
 
+def _refusal(use: str, hint: str) -> Callable[..., NoReturn]:
+    def refuse(self: Handle, *args: object, **kwargs: object) -> NoReturn:
+        self._refuse(use, hint)
+
+    return refuse
+
+
+for _method, (_use, _hint) in _REFUSED.items():
+    setattr(Handle, _method, _refusal(_use, _hint))
+
+
+class Prompts(Handle):
+    """The prompts of a step: one row of the training data each."""
+
+    __slots__ = ()
+    kind = "the prompts"
+    comes_from = "prompts are a parameter of the workflow: prompts: fl.Prompts"
+    _shown = "print(prompts.value[0])"
+    data: ClassVar[str] = "prompts"
+    produces: ClassVar[tuple[Field, ...]] = (PROMPT,)
+
+    @property
+    def value(self) -> tuple[PromptItem, ...]:
+        """The step's prompts, with their data rows; see `Handle.value`."""
+        return cast("tuple[PromptItem, ...]", super().value)
+
+
 class Samples(Handle):
     """Samples with tokens: a rollout, or examples."""
 
     __slots__ = ()
     kind = "samples"
+    comes_from = "samples come from actor.generate(prompts)"
     _shown = "print(rollout.value[0])"
     _one_thing = (
         "tokens, mask and logprobs are its fields: pass it whole to reward.score(rollout) and "
         "actor.update(rollout, ...)"
     )
 
+    @property
+    def value(self) -> SamplesValue:
+        """Tokens, mask, texts, lengths and logprobs of the samples; see `Handle.value`."""
+        return cast("SamplesValue", super().value)
+
     def _instead(self, name: str) -> str:
         read = _OF_SAMPLES.get(name)
         if read is None:
-            return (
-                "write values = critic.values(rollout)"
-                if name == "values"
-                else super()._instead(name)
-            )
+            made = "write values = critic.values(rollout)"
+            return made if name == "values" else super()._instead(name)
         eager = f"with executor=eager it is rollout.value.{read}"
         if read == "texts":
             return f"a function of rewards.terms in the config reads the text; {eager}"
         if read == "prompts":
             return f"pass the workflow's prompts, which the rollout was made of; {eager}"
-        source = f"batch.{read}" if read == "lengths" else f'batch["{read}"]'
-        reads = "response_mask" if read == "lengths" else read
-        more = "; fl.shaping has penalties of length" if read == "lengths" else ""
+        source, reads, more = f'batch["{read}"]', read, ""
+        if read == "lengths":
+            source, reads = "batch.lengths", "response_mask"
+            more = "; fl.shaping has penalties of length"
         return (
             f'compute with {source} in a function of yours, marked @fl.map(reads=("{reads}",), '
             f"gives=...), and call that with the rollout; {eager}{more}"
         )
-
-    @property
-    def value(self) -> SamplesValue:
-        """Tokens, mask, texts, lengths and logprobs of the samples; see `Handle.value`."""
-        return cast("SamplesValue", self._tracer.value_of(self.node, self.fields))
 
 
 class Rollout(Samples):
@@ -346,75 +321,90 @@ class Rollout(Samples):
 
     __slots__ = ()
     kind = "the rollout"
+    comes_from = "rollouts come from actor.generate(prompts)"
 
 
-class Scores(Handle):
+class Examples(Samples):
+    """Prompts with solutions, as samples whose response is the solution: supervised stages."""
+
+    __slots__ = ()
+    kind = "the examples"
+    data: ClassVar[str] = "examples"
+    produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK)
+
+
+class Pairs(Samples):
+    """Two answers to each prompt, the preferred one first: preference learning, reward models."""
+
+    __slots__ = ()
+    kind = "the pairs"
+    comes_from = "pairs are a parameter of the workflow, or come from fl.select.best_and_worst"
+    _one_thing = (
+        "write pairs = ...; the preferred sample of each pair and the other one stay together: "
+        "reference.logprobs(pairs), actor.update(pairs, reference=..., loss=fl.loss.dpo(0.1))"
+    )
+    data: ClassVar[str] = "pairs"
+    produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK, PREFERRED)
+
+
+class Numbers(Handle):
+    """Base of handles with one number a sample or a token."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Array:
+        """float32 `[N]` of samples or `[T]` of tokens, 0 off the responses; see `Handle.value`."""
+        return cast("Array", super().value)
+
+
+class Scores(Numbers):
     """One score a sample."""
 
     __slots__ = ()
     kind = "the scores"
+    comes_from = "scores come from reward.score(rollout)"
     _shown = "print(scores.value > 0.5)"
 
-    @property
-    def value(self) -> Array:
-        """float32 `[N]`; see `Handle.value`."""
-        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
-
-class Logprobs(Handle):
+class Logprobs(Numbers):
     """One logprob a token, of the model that was asked."""
 
     __slots__ = ()
     kind = "the logprobs"
+    comes_from = "logprobs come from reference.logprobs(rollout)"
     _shown = "print(logprobs.value.mean())"
 
-    @property
-    def value(self) -> Array:
-        """float32 `[T]`, 0 off the responses; see `Handle.value`."""
-        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
-
-class Advantages(Handle):
-    """The weight of each sample in the policy gradient."""
+class Advantages(Numbers):
+    """The weight of each sample, or of each token, in the policy gradient."""
 
     __slots__ = ()
     kind = "the advantages"
+    comes_from = "advantages come from fl.advantage.group_relative(scores)"
     _shown = "print(advantages.value.mean())"
     _one_thing = (
         "write advantages = ...; a critic's returns come with the advantages of fl.advantage.gae "
         "and of fl.advantage.own(returns=True) alone"
     )
 
-    @property
-    def value(self) -> Array:
-        """float32 `[N]` or `[T]`; see `Handle.value`."""
-        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
-
-class Values(Handle):
+class Values(Numbers):
     """A critic's value of the state before each response token."""
 
     __slots__ = ()
     kind = "the values"
+    comes_from = "values come from critic.values(rollout)"
     _shown = "print(values.value.mean())"
 
-    @property
-    def value(self) -> Array:
-        """float32 `[T]`, 0 off the responses; see `Handle.value`."""
-        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
-
-class Returns(Handle):
+class Returns(Numbers):
     """The targets of a critic: one per response token."""
 
     __slots__ = ()
     kind = "the returns"
+    comes_from = "returns come with the advantages: fl.advantage.gae(scores, values, rollout)"
     _shown = "print(returns.value.mean())"
-
-    @property
-    def value(self) -> Array:
-        """float32 `[T]`, 0 off the responses; see `Handle.value`."""
-        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
 
 class Mapped(Handle):
@@ -427,4 +417,4 @@ class Mapped(Handle):
     @property
     def value(self) -> Array | Mapping[str, Array]:
         """The field that the map gave, or its fields by name; see `Handle.value`."""
-        return cast("Array | Mapping[str, Array]", self._tracer.value_of(self.node, self.fields))
+        return cast("Array | Mapping[str, Array]", super().value)

@@ -1,51 +1,48 @@
-"""The checks that all operations share: argument names and types, at the user's line."""
+"""What all operations share: the checks of their arguments, at the user's line.
+
+An operation checks a call in this order: `operation` its argument names, `current_tracer` that a
+workflow is being traced, `reads_of` its handles, `check_spec` its numbers and choices.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from flowrl.errors import TraceError
-from flowrl.program.handles import Advantages, Handle, Mapped, Scores
+from flowrl.graph.ir import called
+from flowrl.program.handles import Advantages, Handle, Logprobs, Mapped, Rollout, Samples, Scores
 from flowrl.program.source import user_line
-from flowrl.program.tracer import Tracer, active_tracer
+from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import Sampling, Spec, grammar, kl, loss
-from flowrl.specs.names import argument_hint, arguments_of
+from flowrl.specs.check import with_floats, wrong_fields
+from flowrl.specs.names import MODULES, argument_hint, arguments_of
+from flowrl.wording import suggestion
 
 __all__ = [
     "bad_call",
     "check_handle",
+    "check_spec",
+    "check_whole",
     "current_tracer",
-    "is_number",
     "misused_specification",
     "operation",
+    "reads_of",
     "refuse_argument",
 ]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _H = TypeVar("_H", bound=Handle)
-
-_SOURCES = {
-    "Samples": "samples come from actor.generate(prompts)",
-    "Rollout": "rollouts come from actor.generate(prompts)",
-    "Values": "values come from critic.values(rollout)",
-    "Returns": "returns come with the advantages: fl.advantage.gae(scores, values, rollout)",
-    "Pairs": "pairs are a parameter of the workflow, or come from fl.select.best_and_worst",
-    "Scores": "scores come from reward.score(rollout)",
-    "Advantages": "advantages come from fl.advantage.group_relative(scores)",
-    "Logprobs": "logprobs come from reference.logprobs(rollout)",
-    "Prompts": "prompts are a parameter of the workflow: prompts: fl.Prompts",
-}
-"""The operations that make a handle of each kind."""
+_S = TypeVar("_S", bound=Spec)
 
 
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes wrong argument names a `TraceError` with the nearest right one."""
+    """Decorates an operation: wrong argument names are a `TraceError` with the nearest one."""
     signature = inspect.signature(function)
     name = _public_name(function)
     names = [p for p in signature.parameters if p != "self"]
@@ -68,33 +65,27 @@ def _public_name(function: Callable[..., object]) -> str:
     """Returns the name of an operation: `fl.filter.zero_variance`, `Policy.generate`."""
     if "." in function.__qualname__:
         return function.__qualname__
-    parts = function.__module__.removeprefix("flowrl.program.").split(".")
-    family = [] if parts[0] in _TOP_LEVEL else parts[:1]
-    return ".".join(["fl", *family, function.__qualname__])
-
-
-_TOP_LEVEL = ("interact", "log", "maps")
-"""Modules whose functions are names of `flowrl` itself."""
+    return f"{MODULES.get(function.__module__, 'fl')}.{function.__qualname__}"
 
 
 def bad_call(
     name: str, function: Callable[..., object], problem: str, unknown: Sequence[str]
 ) -> TraceError:
-    """The error of a call with other arguments than a function takes.
+    """Returns the error of a call with other arguments than a function takes.
 
     Args:
-        name: What a program calls the function.
-        problem: What Python says of the call.
-        unknown: Names of arguments that it does not take: what is missing may have been given
-            by another name.
+        name: The name of the function in a program.
+        problem: Python's message.
+        unknown: Names of given arguments that it does not take; one of them may stand for an
+            argument that is missing.
     """
     short, names = name.rpartition(".")[2], arguments_of(function)
     hint = argument_hint(short, unknown[0], names) if unknown else None
     if hint is None and unknown and "missing" not in problem:
         hint = f"leave {unknown[0]} out"
     elif hint is None:
-        called = name if name.startswith("fl.") else short
-        hint = f"write {called}({_needed(function)})"
+        written = name if name.startswith("fl.") else short
+        hint = f"write {written}({_needed(function)})"
     if unknown:
         problem = f"got an unexpected keyword argument '{unknown[0]}'"
     return TraceError(
@@ -106,7 +97,7 @@ def bad_call(
 
 
 def _needed(function: Callable[..., object]) -> str:
-    """The arguments that a call must have, as it is written; the others have a name."""
+    """Returns the arguments that a call must have, as they are written."""
     written = [
         f"{name}=..." if parameter.kind is parameter.KEYWORD_ONLY else name
         for name, parameter in inspect.signature(function).parameters.items()
@@ -126,8 +117,8 @@ def misused_specification(error: TypeError, call: str) -> TraceError | None:
     Args:
         call: The line of the program.
     """
-    found = _MISUSED.match(str(error))
-    if found is None:
+    refused = _MISUSED.match(str(error))
+    if refused is None:
         return None
     families = {"fl.loss": loss, "fl.kl": kl, "fl.grammar": grammar}
     functions = {
@@ -135,21 +126,21 @@ def misused_specification(error: TypeError, call: str) -> TraceError | None:
         for family, module in families.items()
         for name in module.__all__
     } | {"fl.Sampling": Sampling}
-    name = next((one for one in functions if one.rpartition(".")[2] == found[1]), None)
+    name = next((key for key in functions if key.rpartition(".")[2] == refused[1]), None)
     if name is None:
         return None
     names = arguments_of(functions[name])
-    given = re.findall(r"(\w+)\s*=(?!=)", call.partition(f"{found[1]}(")[2])
-    unknown = re.findall(r"keyword argument '(\w+)'", found[2])
+    given = re.findall(r"(\w+)\s*=(?!=)", call.partition(f"{refused[1]}(")[2])
+    unknown = re.findall(r"keyword argument '(\w+)'", refused[2])
     unknown = unknown or [each for each in given if each not in names]
-    return bad_call(name, functions[name], found[2], unknown)
+    return bad_call(name, functions[name], refused[2], unknown)
 
 
 def current_tracer(what: str) -> Tracer:
-    """The active trace.
+    """Returns the active trace.
 
     Raises:
-        TraceError: no workflow is being traced.
+        TraceError: No workflow is being traced.
     """
     tracer = active_tracer()
     if tracer is None:
@@ -162,10 +153,10 @@ def current_tracer(what: str) -> Tracer:
 
 
 def check_handle(value: object, kind: type[_H], *, operation: str, argument: str) -> _H:
-    """`value`, when it is a handle of that kind and of the active trace.
+    """Returns `value`, which must be a handle of that kind and of the active trace.
 
     Raises:
-        TraceError: another value; says what was found.
+        TraceError: It is not; the message describes what it is.
     """
     if not isinstance(value, kind):
         raise TraceError(
@@ -173,7 +164,7 @@ def check_handle(value: object, kind: type[_H], *, operation: str, argument: str
             where=str(user_line()),
             found=_describe(value),
             expected=f"a handle of type fl.{kind.__name__}",
-            hint=_way_out(value, kind),
+            hint=_handle_hint(value, kind),
         )
     tracer = active_tracer()
     if value.tracer is not tracer:
@@ -190,6 +181,30 @@ def check_handle(value: object, kind: type[_H], *, operation: str, argument: str
     return value
 
 
+def reads_of(
+    operation: str,
+    required: Mapping[str, tuple[object, type[Handle]]] = MappingProxyType({}),
+    *,
+    optional: Mapping[str, tuple[object, type[Handle]]] = MappingProxyType({}),
+) -> dict[str, Read]:
+    """Returns what feeds each argument of an operation.
+
+    Args:
+        operation: The name of the operation, for messages.
+        required: The handle and its kind by argument.
+        optional: The same; an argument whose value is None is left out.
+
+    Raises:
+        TraceError: A handle is of another kind or of another trace, or there is no trace.
+    """
+    current_tracer(operation)
+    given = {name: pair for name, pair in optional.items() if pair[0] is not None}
+    return {
+        argument: check_handle(value, kind, operation=operation, argument=argument).read()
+        for argument, (value, kind) in (dict(required) | given).items()
+    }
+
+
 def _describe(value: object) -> str:
     if isinstance(value, Handle):
         return f"{value.kind} of '{value.node}'"
@@ -201,7 +216,16 @@ def _describe(value: object) -> str:
     return described if isinstance(described, str) else f"{value!r} ({type(value).__name__})"
 
 
-def _way_out(value: object, kind: type[Handle]) -> str | None:
+_BY_ROLE: Mapping[type[Handle], str] = {
+    Samples: "generate(prompts)",
+    Rollout: "generate(prompts)",
+    Scores: "score(rollout)",
+    Logprobs: "logprobs(rollout)",
+}
+"""The call of a role that gives each kind of handle."""
+
+
+def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Advantages) and kind is Scores:
         return "pass it by name: advantages=..."
     if isinstance(value, tuple) and any(isinstance(each, kind) for each in value):
@@ -211,29 +235,55 @@ def _way_out(value: object, kind: type[Handle]) -> str | None:
         name = "score" if kind is Scores else "advantage"
         fields = ", ".join(field.name for field in value.fields)
         return f"it gives {fields}; a map that gives '{name}' alone gives {kind.kind}"
-    if isinstance(value, Handle):
-        return _SOURCES.get(kind.__name__)
-    role = getattr(value, "name", None)
-    if kind.__name__ in ("Samples", "Rollout") and hasattr(value, "generate"):
-        return f"pass what {role}.generate(prompts) returned"
-    if kind.__name__ == "Scores" and hasattr(value, "score"):
-        return f"pass what {role}.score(rollout) returned"
-    if kind.__name__ == "Logprobs" and hasattr(value, "logprobs"):
-        return f"pass what {role}.logprobs(rollout) returned"
-    return _SOURCES.get(kind.__name__)
+    call = _BY_ROLE.get(kind, "")
+    if call and not isinstance(value, Handle) and hasattr(value, call.partition("(")[0]):
+        return f"pass what {getattr(value, 'name', None)}.{call} returned"
+    return kind.comes_from
 
 
-def is_number(value: object) -> bool:
-    """True for a finite number from 0 up; true and false are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and value >= 0
+_ARGUMENTS = {"kl_coefficient": "kl"}
+"""Fields of specifications, and the arguments of operations that have another name."""
+
+
+def check_spec(operation: str, spec: _S, *, argument: str | None = None) -> _S:
+    """Returns a specification whose values its formula takes, with floats for whole numbers.
+
+    Args:
+        operation: The name of the operation, for messages.
+        spec: The specification.
+        argument: The argument that holds it; None where its fields are the arguments.
+
+    Raises:
+        TraceError: A field has another value.
+    """
+    for field, value, allowed in wrong_fields(spec):
+        choices = re.findall(r"'([^']*)'", allowed)
+        raise refuse_argument(
+            operation,
+            argument or _ARGUMENTS.get(field, field),
+            value,
+            allowed if argument is None else f"{field} of {called(spec)} to be {allowed}",
+            suggestion(value, choices) if isinstance(value, str) else None,
+        )
+    return with_floats(spec)
+
+
+def check_whole(
+    operation: str, argument: str, value: object, expected: str = "a whole number from 1 up"
+) -> None:
+    """Checks that an argument is a whole number from 1 up.
+
+    Raises:
+        TraceError: It is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise refuse_argument(operation, argument, value, expected)
 
 
 def refuse_argument(
     operation: str, argument: str, value: object, expected: str, hint: str | None = None
 ) -> TraceError:
-    """The error for an argument of the wrong type or value."""
+    """Returns the error for an argument of the wrong type or value."""
     return TraceError(
         f"{operation} cannot take this '{argument}'",
         where=str(user_line()),

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.types import SourceRef
 from flowrl.ids import RoleName
-from flowrl.program.data import Examples, Pairs, Prompts
-from flowrl.program.handles import Handle
+from flowrl.program.handles import Examples, Handle, Pairs, Prompts
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Scalar

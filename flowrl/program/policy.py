@@ -1,28 +1,57 @@
-"""`fl.Policy`: a role with a language model, which generates, gives logprobs, and learns."""
+"""`fl.Policy`: a role with a language model, which generates, gives logprobs, and learns.
+
+    rollout = actor.generate(prompts)
+    rollout, scores = fl.interact(actor, game, prompts, n=8, max_turns=4)
+
+In a rollout of several turns, policy and environment are two roles, which may be placed apart. They
+exchange turns and observations, sample by sample, until the environment is done. Tokens of the
+observations are part of each sample, and no loss counts them.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr
-from flowrl.graph.signatures import SAMPLING_OPTIONS, WEIGHTS
+from flowrl.graph.signatures import (
+    OBSERVATION,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SCORE,
+    STATE,
+    TOKEN_REWARD,
+    TOKENS,
+    TURN,
+    WEIGHTS,
+)
 from flowrl.graph.types import Op
-from flowrl.program.data import Prompts
-from flowrl.program.handles import Advantages, Logprobs, Mapped, Rollout, Samples, Scores
-from flowrl.program.operation import check_handle, operation, refuse_argument
-from flowrl.program.roles import Role, add_update, begin, outputs_of
+from flowrl.program.handles import (
+    Advantages,
+    Logprobs,
+    Mapped,
+    Prompts,
+    Rollout,
+    Samples,
+    Scores,
+)
+from flowrl.program.operation import (
+    check_spec,
+    check_whole,
+    operation,
+    reads_of,
+    refuse_argument,
+)
+from flowrl.program.roles import Environment, Role
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 from flowrl.specs import KL, Grammar, LossSpec, Sampling
-from flowrl.specs.attributes import MIN_TEMPERATURE
 
-__all__ = [
-    "Policy",
-    "sampling_attrs",
-]
+__all__ = ["MAX_OBSERVATION_TOKENS", "Policy", "interact"]
+
+_SAMPLES = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
 
 
 class Policy(Role):
@@ -57,37 +86,28 @@ class Policy(Role):
                 `fl.Sampling` gives it. What is not given comes from `sampling` or the config.
             grammar: What a response may look like (`fl.grammar`), where the role's backend can.
         """
-        tracer = begin(self, Op.GENERATE)
-        tracer.refuse_after_update(self.name, Op.GENERATE)
-        name = f"{self.name}.generate"
-        source = check_handle(prompts, Prompts, operation=name, argument="prompts")
-        given: dict[str, float | int | None] = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "min_tokens": min_tokens,
-            "max_tokens": max_tokens,
-        }
-        node = tracer.add(
-            Op.GENERATE,
-            name=name,
-            role=self.name,
-            reads={"prompts": source.read()},
-            attrs=sampling_attrs(name, n, sampling, grammar, given),
+        tracer, name = self._begin(Op.GENERATE), f"{self.name}.generate"
+        attrs = _sampling_attrs(
+            name,
+            n,
+            sampling,
+            grammar,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
         )
-        return Rollout(tracer, node, outputs_of(Op.GENERATE))
+        reads = reads_of(name, {"prompts": (prompts, Prompts)})
+        node = tracer.add(Op.GENERATE, name=name, role=self.name, reads=reads, attrs=attrs)
+        return Rollout(tracer, node, _SAMPLES)
 
     @operation
     def logprobs(self, rollout: Samples) -> Logprobs:
         """This policy's logprob of each response token, at the rollout's temperature."""
-        tracer = begin(self, Op.LOGPROBS)
-        tracer.refuse_after_update(self.name, Op.LOGPROBS)
-        name = f"{self.name}.logprobs"
-        samples = check_handle(rollout, Samples, operation=name, argument="rollout")
-        node = tracer.add(Op.LOGPROBS, name=name, role=self.name, reads={"rollout": samples.read()})
-        return Logprobs(tracer, node, outputs_of(Op.LOGPROBS))
+        return self._evaluate(Op.LOGPROBS, Logprobs, rollout)
 
     @operation
     def update(
@@ -116,20 +136,17 @@ class Policy(Role):
             kl: Penalty on the distance from `reference`; None, or a coefficient of 0, is none.
             extra: Fields of maps that a loss of your own reads.
         """
-        name = f"{self.name}.update"
-        samples = check_handle(rollout, Samples, operation=name, argument="rollout")
-        reads: dict[str, Read] = {}
-        if rewards is not None:
-            scores = check_handle(rewards, Scores, operation=name, argument="rewards")
-            reads["rewards"] = scores.read()
-        if advantages is not None:
-            weights = check_handle(advantages, Advantages, operation=name, argument="advantages")
-            reads["advantages"] = weights.read()
-        for argument, value in (("reference", reference), ("old", old)):
-            if value is not None:
-                logprobs = check_handle(value, Logprobs, operation=name, argument=argument)
-                reads[argument] = logprobs.read()
-        add_update(self, samples, reads, loss=loss, kl=kl, extra=extra)
+        reads = reads_of(
+            f"{self.name}.update",
+            {"rollout": (rollout, Samples)},
+            optional={
+                "rewards": (rewards, Scores),
+                "advantages": (advantages, Advantages),
+                "reference": (reference, Logprobs),
+                "old": (old, Logprobs),
+            },
+        )
+        self._learn(reads, loss=loss, kl=kl, extra=extra)
 
     @operation
     def sync(self, source: Policy, *, every: int = 1) -> None:
@@ -139,12 +156,10 @@ class Policy(Role):
             source: A policy that this step updates; its model is of the same shape.
             every: Steps between refreshes: after steps `every`, `2 * every`, ...
         """
-        tracer = begin(self, Op.SYNC)
-        name = f"{self.name}.sync"
+        tracer, name = self._begin(Op.SYNC), f"{self.name}.sync"
         if not isinstance(source, Policy) or source.name == self.name:
             raise refuse_argument(name, "source", source, "another policy of the workflow")
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise refuse_argument(name, "every", every, "a number of steps, from 1 up")
+        check_whole(name, "every", every, "a number of steps, from 1 up")
         before = [n for n in tracer.nodes if n.op is Op.SYNC and n.role == self.name]
         if before:
             raise TraceError(
@@ -156,14 +171,13 @@ class Policy(Role):
             )
         update = tracer.last_update(source.name)
         if update is None:
-            reversed_ = tracer.last_update(self.name) is not None
+            hint = f"the role that takes weights comes first: {source.name}.sync({self.name})"
+            if tracer.last_update(self.name) is None:
+                hint = f"write it after {source.name}.update(...)"
             raise TraceError(
                 f"{name} takes the weights of '{source.name}', which nothing has updated yet",
                 where=str(user_line()),
-                hint=f"the role that takes weights comes first: {source.name}.sync({self.name})"
-                if reversed_
-                else f"write it after {source.name}.update(...); the role that takes weights comes "
-                f"first, so that {source.name}.sync({self.name}) is the other way round",
+                hint=hint,
             )
         tracer.add(
             Op.SYNC,
@@ -174,67 +188,130 @@ class Policy(Role):
         )
 
 
-# Sampling options of a program: checked, and merged into one specification.
-
-_BOUNDS: dict[str, tuple[float, float, str]] = {
-    "temperature": (0.0, float("inf"), f"0 (greedy) or a number from {MIN_TEMPERATURE:g} up"),
-    "top_p": (1e-12, 1.0, "a number above 0, at most 1 (keeps all)"),
-    "top_k": (0, float("inf"), "a whole number from 0 (keeps all) up"),
-    "min_p": (0.0, 1.0, "a number from 0 (keeps all) to 1"),
-    "repetition_penalty": (1e-12, float("inf"), "a number above 0; 1 changes nothing"),
-    "min_tokens": (0, float("inf"), "a whole number from 0 up"),
-    "max_tokens": (1, float("inf"), "a whole number from 1 up"),
-}
-
-
-def sampling_attrs(
+def _sampling_attrs(
     name: str,
     n: int | None,
     sampling: Sampling | None,
     grammar: Grammar | None,
-    given: Mapping[str, float | int | None],
+    **options: float | None,
 ) -> dict[str, Attr]:
-    """The attributes of a `generate` node.
+    """Returns the attributes of a `generate` node.
 
     Args:
-        name: Of the operation, for messages.
+        name: The name of the operation, for messages.
         n: Samples for each prompt; None leaves it to the config.
         sampling: All options; None leaves them to the config.
-        grammar: What a response may look like.
-        given: Single options, which come before those of `sampling`; None is not given.
+        grammar: The constraint on a response.
+        options: Single options, which come before those of `sampling`; None is not given.
 
     Raises:
-        TraceError: a value of the wrong type or out of its bounds.
+        TraceError: A value is of the wrong type or out of its bounds.
     """
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-        raise refuse_argument(name, "n", n, "a whole number from 1 up, or None for the config's")
+    if n is not None:
+        check_whole(name, "n", n, "a whole number from 1 up, or None for the config's")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise refuse_argument(name, "sampling", sampling, "fl.Sampling(...), or None")
     if grammar is not None and not isinstance(grammar, Grammar):
         raise refuse_argument(
             name, "grammar", grammar, "a grammar, or None", 'write grammar=fl.grammar.regex("...")'
         )
-    for option in SAMPLING_OPTIONS if sampling is not None else ():
-        _option(name, option, getattr(sampling, option))
-    options = {k: _option(name, k, v) for k, v in given.items() if v is not None}
-    attrs: dict[str, Attr] = {"n": n, "sampling": sampling}
-    if sampling is not None:
-        attrs["sampling"] = replace(sampling, **options)  # type: ignore[arg-type]
-    else:
-        attrs |= options
-    return attrs | ({"grammar": grammar} if grammar is not None else {})
+    given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
+    merged = check_spec(name, replace(sampling or Sampling(), **given))
+    attrs: dict[str, Attr] = {"n": n, "sampling": None if sampling is None else merged}
+    if sampling is None:
+        attrs |= {option: getattr(merged, option) for option in given}
+    return attrs | ({} if grammar is None else {"grammar": grammar})
 
 
-def _option(name: str, option: str, value: object) -> float | int:
-    low, high, expected = _BOUNDS[option]
-    types = SAMPLING_OPTIONS[option]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, types)
-        or not isinstance(value, int | float)
+# Rollouts of several turns.
+
+MAX_OBSERVATION_TOKENS = 64
+"""Tokens of an observation where the program does not say."""
+
+SECOND_PLAYER = (
+    "let the environment call the other model (a server, say), or give each policy an fl.interact "
+    "of its own"
+)
+"""The hint where two models are to act in one episode."""
+
+
+@operation
+def interact(
+    policy: Policy,
+    environment: Environment,
+    prompts: Prompts,
+    n: int | None = None,
+    *,
+    max_turns: int = 8,
+    max_observation_tokens: int = MAX_OBSERVATION_TOKENS,
+    sampling: Sampling | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    grammar: Grammar | None = None,
+) -> tuple[Rollout, Scores]:
+    """`n` episodes for each prompt.
+
+    Args:
+        policy: Who acts: each turn is one response.
+        environment: Who answers: an observation, a reward, and whether the episode is over.
+        prompts: Tasks; an episode begins with the prompt and the environment's first observation.
+        n: Episodes for each prompt; `train.group_size` of the config where it is None.
+        max_turns: Turns of the policy at most.
+        max_observation_tokens: Tokens of an observation at most; a longer one ends the episode.
+        sampling: Sampling options; `max_tokens` is of one turn.
+        temperature: This option alone, as `max_tokens` is.
+        grammar: What a turn may look like.
+
+    Returns:
+        The rollout, whose response mask leaves observations out, and the sum of each episode's
+        rewards. The rollout also knows turns and their rewards, for advantages per turn.
+    """
+    name = "fl.interact"
+    _check_roles(name, policy, environment)
+    check_whole(name, "max_turns", max_turns)
+    check_whole(name, "max_observation_tokens", max_observation_tokens)
+    tracer = policy._begin(Op.GENERATE)
+    environment._begin(Op.INTERACT)
+    attrs = _sampling_attrs(
+        name, n, sampling, grammar, temperature=temperature, max_tokens=max_tokens
+    )
+    region = tracer.region()
+    episodes = tracer.add(
+        Op.INTERACT,
+        name=f"{environment.name}.interact",
+        role=environment.name,
+        region=region,
+        reads=reads_of(name, {"prompts": (prompts, Prompts)}),
+        attrs={"max_turns": max_turns, "max_observation_tokens": max_observation_tokens},
+    )
+    turns = tracer.add(
+        Op.GENERATE,
+        name=f"{policy.name}.generate",
+        role=policy.name,
+        region=region,
+        reads={"observation": Read(episodes, (OBSERVATION,))},
+        attrs=attrs,
+    )
+    tracer.feed(episodes, "turns", Read(turns, _SAMPLES))
+    fields = (*_SAMPLES, TURN, TOKEN_REWARD, STATE)
+    return Rollout(tracer, episodes, fields), Scores(tracer, episodes, (SCORE,))
+
+
+def _check_roles(name: str, policy: object, environment: object) -> None:
+    """Raises TraceError unless one policy acts in one environment."""
+    collections = (list, tuple, set, frozenset, dict)
+    learns = isinstance(environment, Role) and environment.learns
+    # Rather than two roles in the wrong order.
+    are_two = not isinstance(policy, Environment) and (
+        learns or isinstance(policy, collections) or isinstance(environment, collections)
+    )
+    for value, kind, argument in (
+        (policy, Policy, "policy"),
+        (environment, Environment, "environment"),
     ):
-        raise refuse_argument(name, option, value, expected)
-    too_cold = option == "temperature" and 0 < value < MIN_TEMPERATURE
-    if not low <= value <= high or not math.isfinite(value) or too_cold:
-        raise refuse_argument(name, option, value, expected)
-    return float(value) if float in types else value
+        if not isinstance(value, kind):
+            expected = f"{kind.kind}, a role of the workflow"
+            if are_two:
+                expected = f"one policy and one environment: here {expected}"
+            hint = SECOND_PLAYER if are_two else None
+            raise refuse_argument(name, argument, value, expected, hint)

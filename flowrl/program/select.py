@@ -9,23 +9,13 @@ A selection makes another set of samples, as a filter does; it is made when the 
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING
 
-from flowrl.graph.signatures import PREFERRED, SCORE
+from flowrl.graph.signatures import PREFERRED
 from flowrl.graph.types import Op
-from flowrl.ids import NodeId
-from flowrl.program.data import Pairs
-from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import (
-    check_handle,
-    current_tracer,
-    is_number,
-    operation,
-    refuse_argument,
-)
-from flowrl.program.tracer import Tracer
-from flowrl.specs import SelectSpec
+from flowrl.program.formulas import add_subset
+from flowrl.program.handles import Pairs, Rollout, Scores
+from flowrl.program.operation import operation
 from flowrl.specs.filters import BestAndWorst, RandomK, Threshold, Top
 from flowrl.specs.names import raise_missing
 
@@ -46,8 +36,7 @@ def top(rollout: Rollout, scores: Scores, *, k: int = 1) -> tuple[Rollout, Score
         scores: One for each of them.
         k: Of each group.
     """
-    name = "fl.select.top"
-    return _smaller(name, rollout, scores, Top(k=_count(name, "k", k)))
+    return add_subset(Op.SELECT, Top(k=k), rollout, scores)
 
 
 @operation
@@ -66,14 +55,7 @@ def threshold(rollout: Rollout, scores: Scores, *, at_least: float) -> tuple[Rol
         scores: One for each of them.
         at_least: The least score that is kept.
     """
-    name = "fl.select.threshold"
-    if (
-        isinstance(at_least, bool)
-        or not isinstance(at_least, int | float)
-        or not isfinite(at_least)
-    ):
-        raise refuse_argument(name, "at_least", at_least, "a finite number")
-    return _smaller(name, rollout, scores, Threshold(at_least=float(at_least)))
+    return add_subset(Op.SELECT, Threshold(at_least=at_least), rollout, scores)
 
 
 @operation
@@ -88,10 +70,7 @@ def random(
         k: Of each group; all of a smaller one.
         seed: Another seed chooses other samples.
     """
-    name = "fl.select.random"
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise refuse_argument(name, "seed", seed, "a whole number")
-    return _smaller(name, rollout, scores, RandomK(k=_count(name, "k", k), seed=seed))
+    return add_subset(Op.SELECT, RandomK(k=k, seed=seed), rollout, scores)
 
 
 @operation
@@ -103,38 +82,5 @@ def best_and_worst(rollout: Rollout, scores: Scores, *, tolerance: float = 1e-8)
         scores: One for each of them.
         tolerance: Groups whose scores differ by at most this are left out.
     """
-    name = "fl.select.best_and_worst"
-    if not is_number(tolerance):
-        raise refuse_argument(name, "tolerance", tolerance, "a number from 0 up")
-    spec = BestAndWorst(tolerance=float(tolerance))
-    tracer, node, samples = _select(name, rollout, scores, spec)
-    return Pairs(tracer, node, (*samples.fields, PREFERRED))
-
-
-def _smaller(
-    name: str, rollout: Rollout, scores: Scores, spec: SelectSpec
-) -> tuple[Rollout, Scores]:
-    tracer, node, samples = _select(name, rollout, scores, spec)
-    return Rollout(tracer, node, samples.fields), Scores(tracer, node, (SCORE,))
-
-
-def _select(
-    name: str, rollout: Rollout, scores: Scores, spec: SelectSpec
-) -> tuple[Tracer, NodeId, Rollout]:
-    tracer = current_tracer(name)
-    samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
-    scored = check_handle(scores, Scores, operation=name, argument="scores")
-    node = tracer.add(
-        Op.SELECT,
-        name="select",
-        reads={"rollout": samples.read(), "scores": scored.read()},
-        outputs=(*samples.fields, PREFERRED if spec.pairs else SCORE),
-        attrs={"spec": spec},
-    )
-    return tracer, node, samples
-
-
-def _count(name: str, argument: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise refuse_argument(name, argument, value, "a whole number from 1 up")
-    return value
+    kept, _ = add_subset(Op.SELECT, BestAndWorst(tolerance=tolerance), rollout, scores)
+    return Pairs(kept.tracer, kept.node, (*kept.fields, PREFERRED))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrl.program.formulas import add_map
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.maps import add_map
-from flowrl.program.operation import check_handle, is_number, operation, refuse_argument
-from flowrl.specs import CosineLength, MapSpec, Repetition, SoftOverlong, StopProperly
+from flowrl.program.operation import operation, reads_of
+from flowrl.specs import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl.specs.names import raise_missing
 
 __all__ = ["cosine_length", "repetition", "soft_overlong", "stop_properly"]
@@ -37,15 +37,8 @@ def soft_overlong(
         buffer: Tokens over which it grows; 0 takes all off at once, beyond `max_tokens`.
         factor: The penalty at `max_tokens`.
     """
-    name = "fl.shaping.soft_overlong"
-    _tokens(name, "max_tokens", max_tokens, 1)
-    _tokens(name, "buffer", buffer, 0)
-    if buffer > max_tokens:
-        raise refuse_argument(name, "buffer", buffer, f"at most max_tokens={max_tokens}")
-    if not is_number(factor):
-        raise refuse_argument(name, "factor", factor, "a number from 0 up")
-    spec = SoftOverlong(max_tokens=max_tokens, buffer=buffer, factor=float(factor))
-    return _shaped(name, spec, scores, rollout)
+    spec = SoftOverlong(max_tokens=max_tokens, buffer=buffer, factor=factor)
+    return _shaped(spec, scores, rollout)
 
 
 @operation
@@ -57,9 +50,7 @@ def stop_properly(scores: Scores, rollout: Rollout, *, coefficient: float = 0.0)
         rollout: The samples that were scored.
         coefficient: The factor, or the score.
     """
-    name = "fl.shaping.stop_properly"
-    spec = StopProperly(coefficient=_real(name, "coefficient", coefficient))
-    return _shaped(name, spec, scores, rollout)
+    return _shaped(StopProperly(coefficient=coefficient), scores, rollout)
 
 
 @operation
@@ -84,17 +75,15 @@ def cosine_length(
             scheme.
         correct_above: A response is right where its score is above this.
     """
-    name = "fl.shaping.cosine_length"
-    _tokens(name, "max_tokens", max_tokens, 1)
     spec = CosineLength(
         max_tokens=max_tokens,
-        wrong_short=_real(name, "wrong_short", wrong_short),
-        wrong_long=_real(name, "wrong_long", wrong_long),
-        correct_long=_real(name, "correct_long", correct_long),
-        correct_short=_real(name, "correct_short", correct_short),
-        correct_above=_real(name, "correct_above", correct_above),
+        wrong_short=wrong_short,
+        wrong_long=wrong_long,
+        correct_long=correct_long,
+        correct_short=correct_short,
+        correct_above=correct_above,
     )
-    return _shaped(name, spec, scores, rollout)
+    return _shaped(spec, scores, rollout)
 
 
 @operation
@@ -109,28 +98,12 @@ def repetition(
         ngram: Length of an n-gram.
         max_penalty: At most 0.
     """
-    name = "fl.shaping.repetition"
-    _tokens(name, "ngram", ngram, 1)
-    if _real(name, "max_penalty", max_penalty) > 0:
-        raise refuse_argument(name, "max_penalty", max_penalty, "a number of at most 0")
-    spec = Repetition(ngram=ngram, max_penalty=float(max_penalty))
-    return _shaped(name, spec, scores, rollout)
+    return _shaped(Repetition(ngram=ngram, max_penalty=max_penalty), scores, rollout)
 
 
-def _shaped(name: str, spec: MapSpec, scores: Scores, rollout: Rollout) -> Scores:
-    scored = check_handle(scores, Scores, operation=name, argument="scores")
-    samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
-    given = add_map(name, spec, (scored, samples))
+def _shaped(spec: ShapingSpec, scores: Scores, rollout: Rollout) -> Scores:
+    name = f"fl.shaping.{spec.kind}"
+    reads_of(name, {"scores": (scores, Scores), "rollout": (rollout, Rollout)})
+    given = add_map(name, spec, (scores, rollout))
     assert isinstance(given, Scores)
     return given
-
-
-def _tokens(name: str, argument: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise refuse_argument(name, argument, value, f"a whole number from {least} up")
-
-
-def _real(name: str, argument: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_number(abs(value)):
-        raise refuse_argument(name, argument, value, "a number")
-    return float(value)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Array", "SampleValue", "SamplesValue", "shortened", "told_samples"]
+__all__ = ["Array", "SampleValue", "SamplesValue", "samples_summary", "shortened"]
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -119,10 +119,10 @@ class SamplesValue:
         ]
 
     def __repr__(self) -> str:
-        return f"<SamplesValue: {told_samples(self)}>"
+        return f"<SamplesValue: {samples_summary(self)}>"
 
 
-def told_samples(value: SamplesValue) -> str:
+def samples_summary(value: SamplesValue) -> str:
     """`16 samples of 4 prompts, 96 response tokens (mean 6.0, max 6): '1+2=' -> '03'`."""
     if not len(value):
         return "no samples"

@@ -1,8 +1,8 @@
 """Checks that the fields of a specification have values that annotations and formulas allow.
 
 A dataclass does not check its fields: without these checks, a misspelt choice or a negative bound
-would raise an error when the formula is computed, in the middle of a run. The verifier of graphs
-uses them.
+would raise an error when the formula is computed, in the middle of a run. The operations of the
+workflow language and the verifier of graphs use them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from flowrl.specs.attributes import MIN_TEMPERATURE, Sampling
 from flowrl.specs.base import Spec
 from flowrl.specs.filters import Difficulty
 from flowrl.specs.loss import PolicyLoss
 
-__all__ = ["Wrong", "wrong_fields"]
+__all__ = ["Wrong", "with_floats", "wrong_fields"]
+
+_S = TypeVar("_S", bound=Spec)
 
 Wrong: TypeAlias = tuple[str, object, str]
 """The name of a field, its value, and a description of the allowed values."""
@@ -34,7 +37,17 @@ def wrong_fields(spec: Spec) -> Iterator[Wrong]:
             wrong = True
             yield name, value, expected
     if not wrong:
-        yield from _out_of_bounds(spec)
+        yield from _contradictions(spec)
+
+
+def with_floats(spec: _S) -> _S:
+    """Returns the specification with floats for whole numbers in its fields of floats."""
+    whole = {
+        name: float(getattr(spec, name))
+        for name, hint in get_type_hints(type(spec)).items()
+        if float in (hint, *get_args(hint)) and type(getattr(spec, name)) is int
+    }
+    return replace(spec, **whole)  # type: ignore[type-var]
 
 
 _KNOWN: dict[type, tuple[tuple[str, _Check, str], ...]] = {}
@@ -49,7 +62,8 @@ def _checks(kind: type[Any]) -> tuple[tuple[str, _Check, str], ...]:
     for field in fields(kind):
         allowed = _allowed(hints[field.name])
         if "user" not in field.metadata and allowed is not None:
-            checks.append((field.name, _fits(allowed), _describe(allowed)))
+            bounds = _BOUNDS.get(kind.family, {}).get(field.name, _ANY)
+            checks.append((field.name, _fits(allowed, bounds), _describe(allowed, bounds)))
     _KNOWN[kind] = tuple(checks)
     return _KNOWN[kind]
 
@@ -66,30 +80,6 @@ def _allowed(hint: Any) -> tuple[object, ...] | None:
     return (hint,) if hint in (float, int, str, bool) else None
 
 
-def _fits(allowed: tuple[object, ...]) -> _Check:
-    kinds = tuple(each for each in allowed if isinstance(each, type))
-    values = tuple(each for each in allowed if not isinstance(each, type))
-
-    def fits(value: object) -> bool:
-        if any(value is each or (value == each and type(value) is type(each)) for each in values):
-            return True
-        if isinstance(value, bool):
-            return bool in kinds
-        if isinstance(value, float) and math.isnan(value):
-            return False
-        return isinstance(value, (*kinds, int) if float in kinds else kinds)
-
-    return fits
-
-
-_NAMES = {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}
-
-
-def _describe(allowed: tuple[object, ...]) -> str:
-    names = [_NAMES[each] if isinstance(each, type) else repr(each) for each in allowed]
-    return " or ".join(names) if len(names) < 3 else "one of " + ", ".join(names)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
     """A range of numbers from `low` to `high`; `above` excludes `low` itself."""
@@ -103,15 +93,45 @@ class _Range:
         from_low = value > self.low if self.above else value >= self.low
         return from_low and value <= self.high and (math.isfinite(value) or not self.finite)
 
-    def __str__(self) -> str:
-        number = "a finite number" if self.finite else "a number"
+    def describe(self, noun: str) -> str:
         below = math.isfinite(self.high)
         if not math.isfinite(self.low):
-            return f"{number} of at most {self.high:g}" if below else number
+            return f"{noun} of at most {self.high:g}" if below else noun
         if self.above:
             at_most = f" and of at most {self.high:g}" if below else ""
-            return f"{number} above {self.low:g}{at_most}"
-        return f"{number} from {self.low:g} " + (f"to {self.high:g}" if below else "up")
+            return f"{noun} above {self.low:g}{at_most}"
+        return f"{noun} from {self.low:g} " + (f"to {self.high:g}" if below else "up")
+
+
+_ANY = _Range()
+
+
+def _fits(allowed: tuple[object, ...], bounds: _Range) -> _Check:
+    kinds = tuple(each for each in allowed if isinstance(each, type))
+    values = tuple(each for each in allowed if not isinstance(each, type))
+
+    def fits(value: object) -> bool:
+        if any(value is each or (value == each and type(value) is type(each)) for each in values):
+            return True
+        if isinstance(value, bool):
+            return bool in kinds
+        if not isinstance(value, (*kinds, int) if float in kinds else kinds):
+            return False
+        # No range holds a number that is not one.
+        return not isinstance(value, int | float) or bounds.holds(value)
+
+    return fits
+
+
+def _describe(allowed: tuple[object, ...], bounds: _Range) -> str:
+    names: dict[object, str] = {
+        float: bounds.describe("a finite number" if bounds.finite else "a number"),
+        int: bounds.describe("a whole number"),
+        str: "a string",
+        bool: "True or False",
+    }
+    texts = [names[each] if isinstance(each, type) else repr(each) for each in allowed]
+    return " or ".join(texts) if len(texts) < 3 else "one of " + ", ".join(texts)
 
 
 _FROM_ZERO = _Range(low=0.0)
@@ -150,6 +170,14 @@ _BOUNDS: Mapping[str, Mapping[str, _Range]] = {
         **dict.fromkeys(("clamp_input", "clamp_output", "target", "step_clip"), _ABOVE_ZERO),
         "horizon": _COUNT,
     },
+    "sampling": {
+        "temperature": _NOT_NEGATIVE,
+        "top_p": _Range(low=0.0, high=1.0, above=True),
+        "min_p": _SHARE,
+        "repetition_penalty": _Range(low=0.0, above=True, finite=True),
+        **dict.fromkeys(("top_k", "min_tokens"), _FROM_ZERO),
+        "max_tokens": _COUNT,
+    },
     "filter": {"tolerance": _FROM_ZERO, "low": _FINITE, "high": _FINITE},
     "select": {"tolerance": _FROM_ZERO, "k": _COUNT, "at_least": _FINITE},
     "map": {
@@ -168,26 +196,21 @@ _ORDERED = (
     ("positive_low", "positive_high"),
     ("negative_low", "negative_high"),
     ("min_log_ratio", "max_log_ratio"),
+    ("buffer", "max_tokens"),
 )
 
 
-def _out_of_bounds(spec: Spec) -> Iterator[Wrong]:
-    known = {field.name for field in fields(spec) if "user" not in field.metadata}  # type: ignore[arg-type]
-    value = {name: getattr(spec, name) for name in known}
-
-    def number_of(name: str) -> float | None:
-        number = value.get(name)
-        return None if isinstance(number, bool | str) else number
-
-    for name, allowed in _BOUNDS.get(spec.family, {}).items():
-        if (number := number_of(name)) is not None and not allowed.holds(number):
-            yield name, number, str(allowed)
+def _contradictions(spec: Spec) -> Iterator[Wrong]:
+    """Yields the fields that contradict another field."""
     for name, other in _ORDERED:
-        low_bound, high_bound = number_of(name), number_of(other)
-        if low_bound is not None and high_bound is not None and low_bound > high_bound:
-            yield name, low_bound, f"a number of at most {other}={high_bound:g}"
+        low, high = getattr(spec, name, None), getattr(spec, other, None)
+        if low is not None and high is not None and low > high:
+            yield name, low, f"a number of at most {other}={high:g}"
     if isinstance(spec, Difficulty) and not spec.low < spec.high:
         yield "low", spec.low, f"a number below high={spec.high:g}"
+    if isinstance(spec, Sampling) and 0 < spec.temperature < MIN_TEMPERATURE:
+        expected = f"0 (greedy) or a number from {MIN_TEMPERATURE:g} up"
+        yield "temperature", spec.temperature, expected
     unbound = isinstance(spec, PolicyLoss) and spec.rejection_low is spec.rejection_high is None
-    if unbound and value["rejection"] != "none":
-        yield "rejection", value["rejection"], "a bound, low or high, beyond which it removes"
+    if isinstance(spec, PolicyLoss) and unbound and spec.rejection != "none":
+        yield "rejection", spec.rejection, "a bound, low or high, beyond which it removes"

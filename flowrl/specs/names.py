@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Unpack, get_args, get_origin, get_type_hints
 from flowrl.wording import nearest
 
 __all__ = [
+    "MODULES",
     "Missing",
     "argument_hint",
     "arguments_of",
@@ -23,7 +24,7 @@ __all__ = [
     "raise_missing",
 ]
 
-_MODULES: Mapping[str, str] = {
+MODULES: Mapping[str, str] = {
     "flowrl": "fl",
     "flowrl.specs.loss": "fl.loss",
     "flowrl.specs.kl": "fl.kl",
@@ -256,7 +257,7 @@ def missing_name(module: str, name: str, own: Collection[str]) -> Missing:
     Args:
         own: The module's `__all__`, including names that programs do not write.
     """
-    called = _MODULES.get(module, module)
+    called = MODULES.get(module, module)
     names = tuple(each for each in own if _is_written(called, each))
     meant = _SYNONYMS.get(called, {}).get(_form(name, called))
     hint = f"write {meant}" if meant is not None else None

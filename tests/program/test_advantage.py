@@ -202,8 +202,8 @@ def test_an_advantage_of_tokens_without_its_rollout_is_refused():
         (lambda s, r: fl.advantage.reinforce_pp(s, s), "fl.Rollout"),
         (lambda s, r: fl.advantage.reinforce_pp(s), "rollout"),
         (lambda s, r: fl.advantage.gpg(s, norm=0), "above 0"),
-        (lambda s, r: fl.advantage.group_relative(s, ddof=True), "one of 0, 1"),
-        (lambda s, r: fl.advantage.pass_at_k(s, std="batch"), "'group', 'none'"),
+        (lambda s, r: fl.advantage.group_relative(s, ddof=True), "a whole number"),
+        (lambda s, r: fl.advantage.pass_at_k(s, std="batch"), "'group' or 'none'"),
     ],
 )
 def test_wrong_arguments_are_told_with_what_would_do(make, expected):

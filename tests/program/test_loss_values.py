@@ -37,7 +37,7 @@ def learning(made: Callable[[], LossSpec]) -> fl.Workflow:
         (lambda: loss.policy_clip(anchor="olds"), "'olds'", "'behaviour' or 'old'"),
         (lambda: loss.policy_clip(ratio="tokens"), "'tokens'", "one of 'token', 'sequence'"),
         (lambda: loss.policy_clip(entropy=float("inf")), "inf", "entropy of policy_clip"),
-        (lambda: loss.policy_clip(entropy="x"), "'x'", "entropy of policy_clip to be a number"),
+        (lambda: loss.policy_clip(entropy="x"), "'x'", "entropy of policy_clip to be a finite"),
         (lambda: loss.policy_clip(dual_clip="2"), "'2'", "dual_clip"),
         (lambda: loss.cispo(cap=-0.5), "-0.5", "ratio_high of cispo to be a number from 0 up"),
         (lambda: loss.dppo(-0.1), "-0.1", "limit of dppo"),

@@ -233,7 +233,7 @@ CALLS = {
         "from 0 up",
     ),
     "std": (lambda v: fl.advantage.group_relative(v.scores, std="groups"), "'std'", "'group'"),
-    "ddof": (lambda v: fl.advantage.group_relative(v.scores, ddof=2), "'ddof'", "0, 1"),
+    "ddof": (lambda v: fl.advantage.group_relative(v.scores, ddof=2), "'ddof'", "from 0 to 1"),
     "eps": (lambda v: fl.advantage.group_relative(v.scores, eps=-1), "'eps'", "from 0 up"),
     "tolerance": (
         lambda v: fl.filter.zero_variance(v.rollout, v.scores, tolerance=-1),

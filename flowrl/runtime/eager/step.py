@@ -26,7 +26,7 @@ from flowrl.errors import TraceError
 from flowrl.graph import Field, Graph, Node, Op
 from flowrl.ids import NodeId
 from flowrl.passes import PassRecord, run_passes
-from flowrl.program.values import SamplesValue, told_samples
+from flowrl.program.values import SamplesValue, samples_summary
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.graph_parts import is_rule_score
 from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout, sample_set
@@ -268,7 +268,7 @@ class EagerStep:
         if node.op is Op.SOURCE and node.attr("data") == "prompts":
             return prompts_text([item.prompt for item in self._items[node.id]])
         if is_of_samples(fields):
-            return told_samples(self._samples(node))
+            return samples_summary(self._samples(node))
         batch = self._batch_of(node)
         return arrays_text(arrays_of(node, fields, batch), fields, self._mask(node, batch))
 

@@ -1,0 +1,432 @@
+"""`fl.advantage`: how scores become the weights of the policy gradient.
+
+The first ones give one number a sample, and most read the scores alone. The others give one number
+a token and read the rollout too, the same one that was scored or what a filter left of both.
+Formulas, with paper and equation, are at their functions in `flowrl.algo.advantages`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from flowrl.program.formulas import add_advantage, returns_of, weighted_scores
+from flowrl.program.formulas import own_advantage as own
+from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
+from flowrl.program.operation import check_handle, operation, refuse_argument
+from flowrl.specs import (
+    GAE,
+    GPG,
+    Distill,
+    GroupInGroup,
+    GroupRelative,
+    LeaveOneOut,
+    LengthWeighted,
+    MaxRL,
+    NormaliseThenSum,
+    OptimalTokenBaseline,
+    PassAtK,
+    ReinforcePP,
+    ReMax,
+)
+from flowrl.specs.advantage import Centre, Scale, Singleton, StdAbout, ZeroStd
+from flowrl.specs.base import format_list
+from flowrl.specs.kl import Estimator
+from flowrl.specs.names import raise_missing
+from flowrl.specs.token_advantage import KLCredit, Masking
+
+__all__ = [
+    "distill",
+    "gae",
+    "gpg",
+    "group_in_group",
+    "group_relative",
+    "leave_one_out",
+    "length_weighted",
+    "max_rl",
+    "normalise_then_sum",
+    "optimal_token_baseline",
+    "own",
+    "pass_at_k",
+    "reinforce_pp",
+    "remax",
+]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)
+
+
+@operation
+def group_relative(
+    scores: Scores,
+    *,
+    std: Scale = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+    mean: Centre = "group",
+    std_about: StdAbout = "mean",
+    zero_std: ZeroStd = "keep",
+    variance_floor: float = 0.0,
+) -> Advantages:
+    """(score - mean of its group) / (std + eps): GRPO; with `std="none"`, Dr.GRPO.
+
+    Args:
+        scores: One a sample, as `reward.score` returned them.
+        std: What centred scores are divided by: the standard deviation of the `group`, of the
+            `batch`, of the group's other members (`group_others`), or `none`.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to the standard deviation, outside the root.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+        mean: What is subtracted: the mean of the `group`, of its other members (`group_others`),
+            of the `batch`, of the batch's other samples (`batch_others`), or `none`.
+        std_about: Whether deviations are from the `mean` of the scores that they are over, or from
+            the `centre` that was subtracted.
+        zero_std: Where the standard deviation is 0: `keep` centred scores, or `divide` by eps.
+        variance_floor: The least variance that is divided by.
+    """
+    spec = GroupRelative(
+        std=std,
+        ddof=ddof,
+        eps=eps,
+        singleton=singleton,
+        mean=mean,
+        std_about=std_about,
+        zero_std=zero_std,
+        variance_floor=variance_floor,
+    )
+    return add_advantage(spec, scores)
+
+
+@operation
+def leave_one_out(
+    scores: Scores,
+    *,
+    singleton: Singleton = "zero",
+    batch_std: bool = False,
+    eps: float = 1e-4,
+) -> Advantages:
+    """score - mean of the group's other scores: RLOO.
+
+    Args:
+        scores: One a sample.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+        batch_std: Whether the result is standardised once more over the batch.
+        eps: Added to the batch's standard deviation.
+    """
+    return add_advantage(LeaveOneOut(singleton=singleton, batch_std=batch_std, eps=eps), scores)
+
+
+@operation
+def length_weighted(
+    scores: Scores, rollout: Rollout, *, singleton: Singleton = "zero"
+) -> Advantages:
+    """score - mean of the group weighted by response length: OPO's optimal baseline.
+
+    Args:
+        scores: One a sample.
+        rollout: The samples that were scored; their lengths are read.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+    """
+    return add_advantage(LengthWeighted(singleton=singleton), scores, rollout)
+
+
+@operation
+def gpg(scores: Scores, *, norm: float = 1.0, singleton: Singleton = "zero") -> Advantages:
+    """Group-centred scores x (samples / samples whose score is not 0) / norm: GPG.
+
+    Args:
+        scores: One a sample.
+        norm: F_norm of the paper, a constant above 0.
+        singleton: What a group of one gets, before the factor.
+    """
+    return add_advantage(GPG(norm=norm, singleton=singleton), scores)
+
+
+@operation
+def max_rl(scores: Scores, *, eps: float = 1e-6, singleton: Singleton = "zero") -> Advantages:
+    """(score - mean of its group) / (mean of its group + eps): MaxRL, for scores from 0 up.
+
+    Args:
+        scores: One a sample.
+        eps: Added to the mean, so that a group without success gets 0.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+    """
+    return add_advantage(MaxRL(eps=eps, singleton=singleton), scores)
+
+
+@operation
+def pass_at_k(
+    scores: Scores,
+    *,
+    std: Literal["group", "none"] = "none",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> Advantages:
+    """The best of a group gets its lead over the second best, all others 0: pass@k training.
+
+    Args:
+        scores: One a sample.
+        std: `group` divides by the standard deviation of the group's scores, `none` does not.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to it.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+    """
+    return add_advantage(PassAtK(std=std, ddof=ddof, eps=eps, singleton=singleton), scores)
+
+
+@operation
+def normalise_then_sum(
+    *scores: tuple[Scores, float],
+    std: Scale = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    batch_eps: float = 1e-6,
+    mean: Centre = "group",
+    singleton: Singleton = "zero",
+    zero_std: ZeroStd = "keep",
+) -> Advantages:
+    """Each reward normalised by its group, the weighted sum, then that by the batch: GDPO.
+
+    Args:
+        scores: Pairs of scores and weight: `(accuracy, 1.0), (style, 0.2)`.
+        std: What each reward's centred values are divided by; see `group_relative`.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to the group's standard deviation.
+        batch_eps: Added to the batch's standard deviation.
+        mean: What is subtracted from each reward.
+        singleton: What a group of one gets of each reward.
+        zero_std: Where a reward's standard deviation is 0.
+    """
+    rewards, weights = weighted_scores("fl.advantage.normalise_then_sum", scores, least=2)
+    spec = NormaliseThenSum(
+        reward_weights=format_list(weights),
+        std=std,
+        ddof=ddof,
+        eps=eps,
+        batch_eps=batch_eps,
+        mean=mean,
+        singleton=singleton,
+        zero_std=zero_std,
+    )
+    return add_advantage(spec, rewards)
+
+
+# One number a token.
+
+
+@operation
+def reinforce_pp(
+    scores: Scores,
+    rollout: Rollout,
+    *,
+    mean: Centre = "none",
+    gamma: float = 1.0,
+    whiten: bool = True,
+    reference: Logprobs | None = None,
+    kl: float = 0.0,
+    kl_estimator: Estimator = "k1",
+    kl_credit: KLCredit = "reward_to_go",
+    singleton: Singleton = "zero",
+) -> Advantages:
+    """Rewards-to-go, standardised over all response tokens of the batch: REINFORCE++.
+
+    With `mean="group"` its baseline form, REINFORCE++-baseline. One advantage a token.
+
+    Args:
+        scores: One a sample; it is the reward of the sample's last token.
+        rollout: The samples that were scored.
+        mean: What is subtracted from a score first; see `group_relative`.
+        gamma: Discount, a token.
+        whiten: Whether advantages are standardised over all response tokens of the batch.
+        reference: Logprobs of the reference policy, for a KL penalty in the reward.
+        kl: Its coefficient; 0 is none.
+        kl_estimator: Of the penalty at each token.
+        kl_credit: Whether a token answers for its own penalty and all later ones
+            (`reward_to_go`), or for its own alone (`token`).
+        singleton: What a group of one has left of its score, where the mean is a group's.
+    """
+    spec = ReinforcePP(
+        mean=mean,
+        gamma=gamma,
+        whiten=whiten,
+        kl_coefficient=kl,
+        kl_estimator=kl_estimator,
+        kl_credit=kl_credit,
+        singleton=singleton,
+    )
+    return add_advantage(spec, scores, rollout, reference)
+
+
+@operation
+def gae(
+    scores: Scores,
+    values: Values,
+    rollout: Rollout,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    lam_value: float | None = None,
+    length_alpha: float = 0.0,
+    whiten: bool = True,
+    reference: Logprobs | None = None,
+    kl: float = 0.0,
+    kl_estimator: Estimator = "k1",
+    masking: Masking = "carry",
+) -> tuple[Advantages, Returns]:
+    """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO, VAPO.
+
+    Args:
+        scores: One a sample; it is the reward of the sample's last token. Of a rollout that
+            `fl.interact` returned, the rewards of its turns take its place.
+        values: The critic's, of the same rollout.
+        rollout: The samples that were scored.
+        gamma: Discount, a token.
+        lam: Lambda of the advantages.
+        lam_value: Lambda of the critic's targets; None: the same.
+        length_alpha: Above 0, a sample of l tokens has lambda 1 - 1 / (length_alpha l) instead.
+        whiten: Whether advantages are standardised over all response tokens of the batch.
+        reference: Logprobs of the reference policy, for a KL penalty in the reward.
+        kl: Its coefficient; 0 is none.
+        kl_estimator: Of the penalty at each token.
+        masking: What the recursion does at tokens that the policy did not produce.
+
+    Returns:
+        Advantages, one a token, and the critic's targets, for `critic.update(returns=...)`.
+    """
+    spec = GAE(
+        gamma=gamma,
+        lam=lam,
+        lam_value=lam_value,
+        length_alpha=length_alpha,
+        whiten=whiten,
+        kl_coefficient=kl,
+        kl_estimator=kl_estimator,
+        masking=masking,
+    )
+    advantages = add_advantage(spec, scores, rollout, reference, values)
+    return advantages, returns_of(advantages, spec)
+
+
+@operation
+def remax(
+    scores: Scores,
+    rollout: Rollout,
+    *,
+    baseline: Scores,
+    reference: Logprobs | None = None,
+    kl: float = 0.0,
+    kl_estimator: Estimator = "k1",
+) -> Advantages:
+    """Score minus the score of the greedy answer to the same prompt: ReMax.
+
+    Args:
+        scores: One a sample.
+        rollout: The samples that were scored.
+        baseline: The score of one answer to each prompt, of a rollout of its own:
+            `verifier.score(actor.generate(prompts, n=1, temperature=0))`.
+        reference: Logprobs of the reference policy, for a KL penalty in the reward.
+        kl: Its coefficient; 0 is none.
+        kl_estimator: Of the penalty at each token.
+    """
+    spec = ReMax(kl_coefficient=kl, kl_estimator=kl_estimator)
+    return add_advantage(spec, scores, rollout, reference, baseline=baseline)
+
+
+@operation
+def group_in_group(
+    scores: Scores,
+    rollout: Rollout,
+    *,
+    weight: float = 1.0,
+    gamma: float = 0.95,
+    std: Scale = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> Advantages:
+    """An episode's advantage in its group, plus that of each turn among turns of one state: GiGPO.
+
+    Args:
+        scores: One an episode.
+        rollout: The rollout that `fl.interact` returned with them; it has turns, rewards and
+            states.
+        weight: Of the turn's advantage.
+        gamma: Discount of a turn's return, a turn.
+        std: What centred numbers are divided by; see `group_relative`.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to it.
+        singleton: What a group of one gets.
+    """
+    spec = GroupInGroup(
+        weight=weight, gamma=gamma, std=std, ddof=ddof, eps=eps, singleton=singleton
+    )
+    return add_advantage(spec, scores, rollout)
+
+
+@operation
+def optimal_token_baseline(
+    scores: Scores,
+    rollout: Rollout,
+    *,
+    policy: Logprobs,
+    lone_tail: Literal["baseline", "zero"] = "baseline",
+    singleton: Singleton = "zero",
+    eps: float = 1e-8,
+) -> Advantages:
+    """Reward-to-go minus the group's baseline of least variance at each time step. One a token.
+
+    Args:
+        scores: One a sample; it is the reward of the sample's last token.
+        rollout: The samples that were scored.
+        policy: Logprobs of the policy that generated them: `actor.logprobs(rollout)`, before its
+            update. A second forward pass of the same weights gives the sums of squared
+            probabilities.
+        lone_tail: What the one longest sample of a group gets where no other reaches: its own
+            reward-to-go as `baseline` (advantage 0), or `zero` baseline.
+        singleton: What a group of one gets: advantage `zero`, or its `raw` reward-to-go.
+        eps: Added to the sum of weights.
+    """
+    spec = OptimalTokenBaseline(eps=eps, lone_tail=lone_tail, singleton=singleton)
+    return add_advantage(spec, scores, rollout, policy=policy)
+
+
+@operation
+def distill(
+    rollout: Rollout,
+    *,
+    teacher: Logprobs,
+    coefficient: float = 1.0,
+    discount: float = 0.0,
+    scores: Scores | None = None,
+    score_weight: float = 0.0,
+    mean: Centre = "group",
+    singleton: Singleton = "zero",
+) -> Advantages:
+    """On-policy distillation: the teacher's logprob of each token minus the sampler's.
+
+    Args:
+        rollout: The student's samples.
+        teacher: The teacher's logprobs of them: `teacher.logprobs(rollout)`.
+        coefficient: Of the difference of logprobs.
+        discount: Of the differences of later tokens; 0: a token answers for its own alone.
+        scores: One score per sample, learnt from in addition to the teacher.
+        score_weight: Of the centred score at every token.
+        mean: What is subtracted from a score first; see `group_relative`.
+        singleton: What a group of one has left of its score, where the mean is a group's.
+    """
+    name = "fl.advantage.distill"
+    check_handle(teacher, Logprobs, operation=name, argument="teacher")
+    if (scores is None) != (score_weight == 0):
+        expected = "a weight above 0 with scores, and 0 without"
+        raise refuse_argument(name, "score_weight", score_weight, expected)
+    spec = Distill(
+        coefficient=coefficient,
+        discount=discount,
+        score_weight=score_weight,
+        mean=mean,
+        singleton=singleton,
+    )
+    return add_advantage(spec, scores, rollout, teacher)

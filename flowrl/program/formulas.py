@@ -1,0 +1,406 @@
+"""Nodes that compute a formula: advantages, filters, selections and maps, built in or one's own.
+
+@fl.map(reads=("score", "response_mask"), gives="score", per_sample=True)
+def brief(batch, *, scale=0.01):
+    return batch["score"] - scale * batch.lengths
+
+scores = brief(verifier.score(rollout), rollout, scale=0.02)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
+
+from flowrl.errors import TraceError
+from flowrl.graph.ir import called, names_of
+from flowrl.graph.signatures import (
+    ADVANTAGE,
+    PREFERRED,
+    PROMPT,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SCORE,
+    STATE,
+    TOKEN_ADVANTAGE,
+    TOKEN_REWARD,
+    TOKENS,
+    TURN,
+    advantage_outputs,
+    map_outputs,
+)
+from flowrl.graph.types import Field, Op, Unit
+from flowrl.program.handles import (
+    Advantages,
+    Handle,
+    Logprobs,
+    Mapped,
+    Returns,
+    Rollout,
+    Scores,
+    Values,
+)
+from flowrl.program.operation import (
+    check_handle,
+    check_spec,
+    current_tracer,
+    operation,
+    reads_of,
+    refuse_argument,
+)
+from flowrl.program.source import user_line
+from flowrl.program.tracer import Read
+from flowrl.specs import (
+    AdvantageSpec,
+    BestAndWorst,
+    FilterSpec,
+    MapSpec,
+    OptimalTokenBaseline,
+    ReinforcePP,
+    ReMax,
+    Scalar,
+    SelectSpec,
+)
+from flowrl.specs.advantage import Per, UserAdvantage
+from flowrl.specs.maps import UserMap, WeightedSum, split_key
+
+__all__ = [
+    "OwnAdvantage",
+    "OwnMap",
+    "add_advantage",
+    "add_map",
+    "add_subset",
+    "log",
+    "map_of",
+    "own_advantage",
+    "returns_of",
+    "weighted_scores",
+    "weighted_sum",
+]
+
+
+# Advantages.
+
+
+_REWARDS_TO_GO = (ReinforcePP, ReMax, OptimalTokenBaseline)
+"""Sums of rewards without a critic. The rewards of an environment count at the tokens at which it
+gave them."""
+
+
+def add_advantage(
+    spec: AdvantageSpec,
+    scores: Scores | Sequence[Scores] | None,
+    rollout: Rollout | None = None,
+    reference: Logprobs | None = None,
+    values: Values | None = None,
+    baseline: Scores | None = None,
+    policy: Logprobs | None = None,
+) -> Advantages:
+    """Adds the node; its edges carry the fields that the specification reads.
+
+    Args:
+        spec: The formula.
+        scores: One a sample; several where the formula reads each of them.
+        rollout: The samples that were scored.
+        reference: Logprobs of the reference policy, or of a teacher.
+        values: A critic's values.
+        baseline: One score a prompt.
+        policy: Logprobs of the policy, computed again.
+    """
+    name = called(spec) if spec.kind == "own" else f"fl.advantage.{spec.kind}"
+    tracer = current_tracer(name)
+    spec = check_spec(name, spec)
+    reads: dict[str, Read] = {}
+    several = scores if isinstance(scores, list | tuple) and scores else (scores,)
+    for place, each in enumerate(several, 1):
+        if each is not None or spec.needs_scores:
+            scored = check_handle(each, Scores, operation=name, argument="scores")
+            reads["scores" if place == 1 else f"scores_{place}"] = scored.read()
+    if rollout is not None or {"mask", "turns", "logprobs", "token_rewards"} & set(spec.needs):
+        samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
+        wanted = _fields_read(spec, penalised=reference is not None)
+        reads["rollout"] = Read(samples.node, tuple(f for f in samples.fields if f in wanted))
+    reads |= reads_of(
+        name,
+        optional={
+            "reference": (reference, Logprobs),
+            "values": (values, Values),
+            "baseline": (baseline, Scores),
+            "policy": (policy, Logprobs),
+        },
+    )
+    outputs = advantage_outputs(spec)
+    node = tracer.add(
+        Op.ADVANTAGE, name="advantage", reads=reads, outputs=outputs, attrs={"spec": spec}
+    )
+    return Advantages(tracer, node, outputs[:1])
+
+
+def _fields_read(spec: AdvantageSpec, *, penalised: bool) -> list[Field]:
+    """Returns the fields of a rollout that an advantage reads, where the rollout has them."""
+    fields = [RESPONSE_MASK]
+    # With probabilities of the policy, logprobs are of the same pass as these.
+    if penalised or ("logprobs" in spec.needs and "sum_pi_squared" not in spec.needs):
+        fields.append(ROLLOUT_LOGPROBS)
+    if "turns" in spec.needs:
+        fields += (TURN, TOKEN_REWARD, STATE)
+    if spec.gives_returns or isinstance(spec, _REWARDS_TO_GO) or "token_rewards" in spec.needs:
+        fields.append(TOKEN_REWARD)
+    return fields
+
+
+def returns_of(advantages: Advantages, spec: AdvantageSpec) -> Returns:
+    """Returns the critic's targets that the same node gives."""
+    return Returns(advantages.tracer, advantages.node, advantage_outputs(spec)[1:])
+
+
+_Given = TypeVar("_Given", Advantages, tuple[Advantages, Returns])
+
+
+class OwnAdvantage(UserAdvantage, Generic[_Given]):
+    """An advantage of the user's own, to be called inside a workflow.
+
+    Its type says whether it gives a critic's targets too.
+    """
+
+    reserved: ClassVar[frozenset[str]] = frozenset(
+        {"scores", "rollout", "reference", "values", "baseline"}
+    )
+
+    @operation
+    def __call__(
+        self,
+        scores: Scores | Sequence[Scores],
+        rollout: Rollout | None = None,
+        *,
+        reference: Logprobs | None = None,
+        values: Values | None = None,
+        baseline: Scores | None = None,
+        **options: Scalar,
+    ) -> _Given:
+        """Advantages of each step's batch.
+
+        Args:
+            scores: One a sample; where it reads `rewards` a sequence of them, whose plain sum it
+                gets as scores.
+            rollout: The samples that were scored, where it reads their tokens.
+            reference: Logprobs of another policy, where it reads `reference_logprobs`.
+            values: A critic's, where it reads them.
+            baseline: One score a prompt, where it reads `baselines`.
+            options: Of the function.
+
+        Returns:
+            Advantages, and a critic's targets where it gives those.
+        """
+        spec = self.spec(**options)
+        advantages = add_advantage(spec, scores, rollout, reference, values, baseline)
+        given = (advantages, returns_of(advantages, spec)) if spec.gives_returns else advantages
+        return cast(_Given, given)
+
+
+@overload
+def own_advantage(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[False] = False
+) -> Callable[[Callable[..., object]], OwnAdvantage[Advantages]]: ...
+
+
+@overload
+def own_advantage(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[True]
+) -> Callable[[Callable[..., object]], OwnAdvantage[tuple[Advantages, Returns]]]: ...
+
+
+def own_advantage(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: bool = False
+) -> Callable[[Callable[..., object]], OwnAdvantage[Any]]:
+    """Makes an advantage of a function `(batch, *, option=default, ...)`.
+
+    The function is given an `AdvantageBatch` (`flowrl.algo.advantages`) with scores, groups and the
+    fields that it declares, and returns an array: `[N]`, or `[N, T]` with `per="token"`.
+
+    Args:
+        per: What it gives one number for: `sample` or `token`.
+        needs: Fields of the batch that it reads.
+        returns: Whether it returns an `AdvantageResult` with a critic's targets.
+    """
+    return OwnAdvantage.mark(per=per, needs=needs, returns=returns)
+
+
+# Filters and selections.
+
+
+def add_subset(
+    op: Op, spec: FilterSpec | SelectSpec, rollout: Rollout, scores: Scores
+) -> tuple[Rollout, Scores]:
+    """Adds the node of a filter or a selection; returns the samples that it keeps, with scores."""
+    name = f"fl.{op}.{spec.kind}"
+    tracer = current_tracer(name)
+    reads = reads_of(name, {"rollout": (rollout, Rollout), "scores": (scores, Scores)})
+    node = tracer.add(
+        op,
+        name=str(op),
+        reads=reads,
+        outputs=(*rollout.fields, PREFERRED if isinstance(spec, BestAndWorst) else SCORE),
+        attrs={"spec": check_spec(name, spec)},
+    )
+    return Rollout(tracer, node, rollout.fields), Scores(tracer, node, (SCORE,))
+
+
+# Maps.
+
+
+def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Advantages | Mapped:
+    """Adds the node of a map; each edge carries the fields that the map reads from it.
+
+    Raises:
+        TraceError: No argument has one of the keys, or the map reads nothing of an argument.
+    """
+    tracer = current_tracer(name)
+    spec = check_spec(name, spec)
+    given = [check_handle(h, Handle, operation=name, argument="input") for h in handles]
+    read: list[list[Field]] = [[] for _ in given]
+    for key in spec.reads:
+        field_name, place = split_key(key)
+        having = [(i, f) for i, h in enumerate(given) for f in h.fields if f.name == field_name]
+        if place >= len(having):
+            raise TraceError(
+                f"{name} reads '{key}', which none of its arguments gives",
+                where=str(user_line()),
+                found="; ".join(f"{h.kind}: {names_of(h.fields)}" for h in given) or "nothing",
+                hint="pass what has it: scores, the rollout, logprobs, values",
+            )
+        index, field = having[place]
+        if field.unit not in (Unit.SAMPLES, Unit.TOKENS):
+            raise TraceError(
+                f"{name} reads '{field.name}' of {given[index].kind}, which is one of {field.unit}",
+                where=str(user_line()),
+                expected="fields of samples or tokens",
+                hint="a map computes with what was made of prompts: a rollout, scores",
+            )
+        read[index].append(field)
+    for handle, fields in zip(given, read, strict=True):
+        if not fields:
+            raise TraceError(
+                f"{name} reads nothing of {handle.kind} of '{handle.node}'",
+                where=str(user_line()),
+                expected=f"what has {', '.join(spec.reads)}",
+                hint="give it a handle that has one of these",
+            )
+    reads = {
+        "input" if i == 0 else f"input_{i + 1}": Read(handle.node, tuple(read[i]))
+        for i, handle in enumerate(given)
+    }
+    outputs = map_outputs(spec)
+    node = tracer.add(Op.MAP, name="map", reads=reads, outputs=outputs, attrs={"spec": spec})
+    return _MAPPED.get(outputs, Mapped)(tracer, node, outputs)
+
+
+_MAPPED: Mapping[tuple[Field, ...], type[Scores] | type[Advantages]] = {
+    (SCORE,): Scores,
+    (ADVANTAGE,): Advantages,
+    (TOKEN_ADVANTAGE,): Advantages,
+}
+"""The handle that a map gives, by its outputs, where another operation may read it."""
+
+
+class OwnMap(UserMap):
+    """A map of the user's own, to be called inside a workflow."""
+
+    def __call__(self, *handles: Handle, **options: Scalar) -> Scores | Advantages | Mapped:
+        """Computes its fields of each step's batch.
+
+        Args:
+            handles: What it reads, in the order of its keys: `score` is the first that has a score,
+                `score_2` the second.
+            options: Of the function.
+
+        Returns:
+            Scores or advantages where it gives those, else something for `fl.log` and `extra=`.
+        """
+        return add_map(self.__name__, self.spec(**options), handles)
+
+
+def map_of(
+    *,
+    reads: str | Iterable[str],
+    gives: str | Iterable[str] = "score",
+    per_sample: bool = False,
+) -> Callable[[Callable[..., object]], OwnMap]:
+    """`@fl.map(...)`: makes a map of a function `(batch, *, option=default, ...)`.
+
+    The function computes with numpy, on the batch that `flowrl.algo.maps.MapBatch` describes.
+
+    Args:
+        reads: Keys of the fields that it reads: `score`, `score_2`, `response_mask`, ...
+        gives: Fields: `score`, or `name/samples`, `name/tokens`, `name: dtype/unit`.
+        per_sample: Whether what it gives of a sample depends on that sample alone; then it may
+            come before a filter.
+    """
+    return OwnMap.mark(reads=reads, gives=gives, per_sample=per_sample)
+
+
+@operation
+def weighted_sum(*scores: tuple[Scores, float]) -> Scores:
+    """The sum of several scores of the same samples, each times its weight.
+
+    Args:
+        scores: Pairs of scores and weight: `fl.weighted_sum((accuracy, 1.0), (style, 0.2))`.
+    """
+    handles, weights = weighted_scores("fl.weighted_sum", scores)
+    given = add_map("fl.weighted_sum", WeightedSum.of(weights), handles)
+    assert isinstance(given, Scores)
+    return given
+
+
+def weighted_scores(
+    name: str, pairs: Sequence[object], *, least: int = 1
+) -> tuple[list[Scores], list[float]]:
+    """Returns the scores and the weights of pairs, of which there must be `least`.
+
+    Raises:
+        TraceError: There are fewer pairs, or one is not scores and a finite number.
+    """
+    expected = "pairs of scores and weight"
+    hint = f"write {name}((accuracy, 1.0), (style, 0.2))"
+    handles: list[Scores] = []
+    weights: list[float] = []
+    for pair in pairs:
+        value, weight = pair if isinstance(pair, tuple) and len(pair) == 2 else (pair, math.nan)
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight):
+            raise refuse_argument(name, "scores", pair, expected, hint)
+        handles.append(check_handle(value, Scores, operation=name, argument="scores"))
+        weights.append(float(weight))
+    if len(weights) < least:
+        raise refuse_argument(name, "scores", pairs, f"{least} or more {expected}", hint)
+    return handles, weights
+
+
+@operation
+def log(name: str, value: Handle) -> None:
+    """Shows the mean of a field with each step, and writes it to metrics.jsonl (`extra`).
+
+    Args:
+        name: Its name there; letters, digits and `_./-`.
+        value: Anything with one field of numbers: scores, advantages, logprobs, values. Of several
+            fields (a rollout), the first that is no token or mask.
+    """
+    tracer = current_tracer("fl.log")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w./-]+", name):
+        raise refuse_argument("fl.log", "name", name, "a name of letters, digits and _./-")
+    before = [n for n in tracer.nodes if n.op is Op.LOG and n.attr("name") == name]
+    if before:
+        raise TraceError(
+            f"'{name}' is logged twice",
+            where=str(user_line()),
+            found=f"{before[0].source}",
+            hint="each number of a step has a name of its own",
+        )
+    handle = check_handle(value, Handle, operation="fl.log", argument="value")
+    number = next((f for f in handle.fields if f not in (TOKENS, RESPONSE_MASK, PROMPT)), None)
+    if number is None:
+        raise refuse_argument("fl.log", "value", value, "something with a field of numbers")
+    reads = {"value": Read(handle.node, (number,))}
+    tracer.add(Op.LOG, name=f"log.{name}", reads=reads, attrs={"name": name})
