@@ -17,12 +17,13 @@ from types import MappingProxyType
 from typing import Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from flowrl.cluster.efficiencies import Efficiencies, efficiencies_of
 from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
-from flowrl.config.problems import validation_error
+from flowrl.config.problems import validated
 from flowrl.config.section import Section
+from flowrl.config.tree import Places
 from flowrl.errors import ConfigError
 from flowrl.wording import listing
 
@@ -266,10 +267,7 @@ def _read_file(path: Path) -> _File:
             where=str(path),
             hint="correct it, or remove it from the folder",
         ) from error
-    try:
-        return _File.model_validate(raw)
-    except ValidationError as error:
-        raise validation_error(error, raw, _File, lambda key: f"{path} ({key})") from error
+    return validated(_File, raw, Places(path))
 
 
 def _spec(name: str, entry: _Entry) -> DeviceSpec:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, StrictBool, ValidationError
+from pydantic import Field, StrictBool
 
 from flowrl.cluster.efficiencies import Efficiencies
 from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
@@ -42,9 +42,10 @@ from flowrl.cluster.hardware import (
     find_spec,
 )
 from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool, split_cpus
-from flowrl.config.problems import validation_error
+from flowrl.config.problems import validated
 from flowrl.config.section import Int, Section
-from flowrl.config.yaml_tree import FileKind, Places, read_yaml_file
+from flowrl.config.tree import Places
+from flowrl.config.yaml_tree import FileKind, read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.wording import counted, listing
 
@@ -111,19 +112,16 @@ def load_cluster(path: Path) -> ResourcePool:
         ConfigError: no such file, no YAML, or a key or value that is not understood.
     """
     tree = read_yaml_file(path, CLUSTER)
-    raw, where = tree.values, Places(path=path, lines=tree.lines)
-    if "nodes" not in raw:
+    where = Places.of(tree, path)
+    if "nodes" not in tree.entries:
         raise ConfigError(
             "this describes no machines",
             where=str(path),
-            found=f"keys {', '.join(raw)}"[:80],
+            found=f"keys {', '.join(tree.entries)}"[:80],
             expected="a mapping with `nodes`",
             hint="name a file like those in configs/clusters; a configuration goes before it",
         )
-    try:
-        file = _ClusterFile.model_validate(raw)
-    except ValidationError as error:
-        raise validation_error(error, raw, _ClusterFile, where) from error
+    file = validated(_ClusterFile, tree.plain, where)
     _check_number(where, file)
     _check_links(where, file)
     nodes = [

@@ -3,7 +3,7 @@
 - `flowrl.config.schema`: the tree and its defaults, with the sections of `flowrl.config.roles`,
   `flowrl.config.data` and `flowrl.config.rewards`.
 - `flowrl.config.load`: reads files and overrides into a validated tree, which remembers where each
-  value was written; `flowrl.config.merge` says how files and overrides merge.
+  value was written; `flowrl.config.tree` says how files and overrides merge.
 - `flowrl.config.check`: checks across keys: numbers that must divide, names and files that must
   exist.
 - `flowrl.config.nearest`: names that other trainers have for keys and values.

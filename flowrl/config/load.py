@@ -1,7 +1,7 @@
 """Reads a configuration: YAML, files that it extends, `key=value` overrides, then validation.
 
 Later values beat earlier ones: the defaults of `flowrl.config.schema`, `base`, the file named by
-`extends`, the file, then the overrides in their order. `flowrl.config.merge` says how they merge.
+`extends`, the file, then the overrides in their order. `flowrl.config.tree` says how they merge.
 
 - `stages=[grpo]` on the command line removes a stage together with its section of the file.
 - `extends: OTHER.yaml` (at the top of a file, relative to that file) takes over another file.
@@ -16,20 +16,17 @@ Later values beat earlier ones: the defaults of `flowrl.config.schema`, `base`, 
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pydantic import ValidationError
-
-from flowrl.config.merge import Draft, Origin, Origins, paths_in, quoted
-from flowrl.config.problems import validation_error
+from flowrl.config.problems import validated
 from flowrl.config.schema import RunConfig
-from flowrl.config.yaml_tree import YAML_SUFFIXES, Value, read_yaml_file, read_yaml_value
+from flowrl.config.tree import Node, Origin, Places, Value, merged, quoted, remove_nulls
+from flowrl.config.yaml_tree import YAML_SUFFIXES, read_yaml_file, read_yaml_value
 from flowrl.errors import ConfigError, FlowError
 from flowrl.wording import listing
 
@@ -43,12 +40,12 @@ class LoadedConfig:
     Attributes:
         config: The tree; it never changes.
         path: The file it was read from; None where there was none.
-        origins: The origin of each written value by dotted key; a default has no entry.
+        places: The place of each key.
     """
 
     config: RunConfig
-    path: Path | None = None
-    origins: Origins = field(default_factory=Origins)
+    path: Path | None
+    places: Places
 
     def where(self, key: str) -> str:
         """Returns the place where the value of dotted `key` is written, for messages.
@@ -56,14 +53,14 @@ class LoadedConfig:
         `configs/quickstart.yaml:12 (train.steps)`, `command line (train.steps=abc)`; without a
         line for a default.
         """
-        return self.origins.where(key, self.path)
+        return self.places.where(key)
 
     def where_within(self, key: str) -> str:
         """Returns the overrides that wrote below `key`, or else the place of `key`.
 
         It is for a section that is right in its file until the command line changes it.
         """
-        changed = self.origins.overrides_below(key)
+        changed = self.places.overrides_below(key)
         return f"command line ({', '.join(changed)})" if changed else self.where(key)
 
     def located(self, where: str | None) -> str | None:
@@ -82,11 +79,11 @@ class LoadedConfig:
 
     def is_set(self, key: str) -> bool:
         """True if `key` was written anywhere, rather than left at its default."""
-        return key in self.origins
+        return key in self.places.origins
 
     def is_changed(self, key: str) -> bool:
         """True if the command line has the last word on `key`."""
-        origin = self.origins.get(key)
+        origin = self.places.origins.get(key)
         return origin is not None and bool(origin.override)
 
     def is_taken_over(self, key: str) -> bool:
@@ -95,7 +92,7 @@ class LoadedConfig:
         That is so for keys of a file that `extends` names, and of a file whose `workflow` or
         `stages` the command line replaces.
         """
-        origin = self.origins.get(key)
+        origin = self.places.origins.get(key)
         if origin is None or origin.file is None:
             return False
         return origin.file != self.path or self.is_changed("workflow") or self.is_changed("stages")
@@ -132,8 +129,9 @@ def locating(loaded: LoadedConfig) -> Iterator[None]:
 _KEY = re.compile(r"[a-z_]+(\.[\w-]+)*")
 _SECTIONS = frozenset(RunConfig.model_fields)
 
-_COMMAND_LINE = re.compile(r"command line \((?P<setting>[\w.-]+(?:=.*)?)\)", re.DOTALL)
-_IN_FILE = re.compile(r"(?P<file>.+):(?P<line>\d+) \((?P<setting>[\w.-]+)\)")
+_PLACE = re.compile(
+    r"(?:command line|(?P<file>.+):(?P<line>\d+)) \((?P<setting>[\w.-]+(?:=.*)?)\)", re.DOTALL
+)
 
 _MIN_JOINED = 3
 """From so many places of one file on, the file is named once."""
@@ -151,22 +149,19 @@ def places_together(places: Sequence[str]) -> str:
     ...     ((7, "tp"), (8, "pp"), (9, "cp"))])
     'job.yaml:7, 8, 9 (plan.pins.actor: tp, pp, cp)'
     """
-    by_source: dict[str, list[tuple[str, str, str]]] = {}
+    by_source: dict[str, dict[str, re.Match[str] | None]] = {}
     for place in dict.fromkeys(places):
-        if match := _COMMAND_LINE.fullmatch(place):
-            by_source.setdefault("command line", []).append((place, "", match["setting"]))
-        elif match := _IN_FILE.fullmatch(place):
-            entry = (place, match["line"], match["setting"])
-            by_source.setdefault(match["file"], []).append(entry)
-        else:
-            by_source.setdefault(place, []).append((place, "", ""))
+        match = _PLACE.fullmatch(place)
+        source = place if match is None else match["file"] or "command line"
+        by_source.setdefault(source, {})[place] = match
     joined: list[str] = []
     for source, entries in by_source.items():
-        if len(entries) < _MIN_JOINED:
-            joined += [place for place, _, _ in entries]
+        matches = [match for match in entries.values() if match is not None]
+        if len(matches) < _MIN_JOINED:
+            joined += entries
             continue
-        lines = ", ".join(line for _, line, _ in entries if line)
-        settings = _by_section(setting for _, _, setting in entries)
+        lines = ", ".join(match["line"] for match in matches if match["line"])
+        settings = _by_section(match["setting"] for match in matches)
         joined.append(f"{source}{f':{lines}' if lines else ''} ({settings})")
     return " and ".join(joined)
 
@@ -201,62 +196,50 @@ def load_config(
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
-    draft = Draft()
+    root = Node({}, Origin())
     if base is not None:
-        values = cast("dict[str, Value]", copy.deepcopy(dict(base)))
-        draft.merge(values, dict.fromkeys(paths_in(values), Origin(given=True)))
+        root = merged(root, Node.of(base, Origin()), RunConfig)
     if path is not None:
-        _add_file(draft, path, ())
+        root = merged(root, _read_config(path, ()), RunConfig)
     for override in overrides:
-        _add_override(draft, override, path)
-    draft.drop_unused_stages()
-    draft.remove_nulls(RunConfig)
-    values = _interpolate(draft, path)
-    try:
-        config = RunConfig.model_validate(values)
-    except ValidationError as error:
-        # A missing key was written nowhere; the section in which it is missing was.
-        raise validation_error(
-            error, values, RunConfig, lambda key: draft.origins.where_nearest(key, path)
-        ) from None
-    return LoadedConfig(config=config, path=path, origins=draft.origins)
+        root = merged(root, _read_override(override, path), RunConfig)
+    _drop_unused_stages(root)
+    remove_nulls(root, RunConfig)
+    places = Places.of(root, path)
+    config = validated(RunConfig, _interpolated(root, places), places)
+    return LoadedConfig(config=config, path=path, places=places)
 
 
-def _add_file(draft: Draft, path: Path, extended_by: tuple[Path, ...]) -> None:
+def _read_config(path: Path, extended_by: tuple[Path, ...]) -> Node:
+    """Returns the values of a file over those of the file that it extends."""
     tree = read_yaml_file(path)
-    _refuse_plan(path, tree.values)
-    chain = (*extended_by, path)
-    extends = tree.values.pop("extends", None)
-    if extends is not None:
-        where = Origin(file=path, line=tree.lines["extends"]).describe("extends")
-        if not isinstance(extends, str):
-            raise ConfigError(
-                "extends must be the path of one file",
-                where=where,
-                found=repr(extends),
-                hint="name one file; that one may extend another",
-            )
-        parent = path.parent / extends
-        if parent.resolve() in [file.resolve() for file in chain]:
-            raise ConfigError(
-                "a file extends itself",
-                where=where,
-                found=" -> ".join(str(file) for file in (*chain, parent)),
-                hint="take one `extends` of the circle out",
-            )
-        try:
-            _add_file(draft, parent, chain)
-        except ConfigError as error:
-            # The error is about the other file; this one is why that file is read at all.
-            if error.where == str(parent):
-                error.where = f"{where}: {parent}"
-            raise
-    origins = {
-        key: Origin(file=path, line=line)
-        for key, line in tree.lines.items()
-        if key and key != "extends"
-    }
-    draft.merge(tree.values, origins)
+    _refuse_plan(path, tree.entries)
+    extends = tree.entries.pop("extends", None)
+    if extends is None:
+        return tree
+    where, name = extends.origin.describe("extends"), extends.value
+    if not isinstance(name, str):
+        raise ConfigError(
+            "extends must be the path of one file",
+            where=where,
+            found=repr(extends.plain),
+            hint="name one file; that one may extend another",
+        )
+    parent, chain = path.parent / name, (*extended_by, path)
+    if parent.resolve() in [file.resolve() for file in chain]:
+        raise ConfigError(
+            "a file extends itself",
+            where=where,
+            found=" -> ".join(str(file) for file in (*chain, parent)),
+            hint="take one `extends` of the circle out",
+        )
+    try:
+        return merged(_read_config(parent, chain), tree, RunConfig)
+    except ConfigError as error:
+        # The error is about the other file; this one is why that file is read at all.
+        if error.where == str(parent):
+            error.where = f"{where}: {parent}"
+        raise
 
 
 def _refuse_plan(path: Path, values: Mapping[str, object]) -> None:
@@ -269,7 +252,7 @@ def _refuse_plan(path: Path, values: Mapping[str, object]) -> None:
         )
 
 
-def _add_override(draft: Draft, override: str, path: Path | None) -> None:
+def _read_override(override: str, path: Path | None) -> Node:
     key, equals, text = override.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
@@ -280,7 +263,25 @@ def _add_override(draft: Draft, override: str, path: Path | None) -> None:
             hint=_override_hint(override, path),
         )
     origin = Origin(override=override)
-    draft.assign(keys, read_yaml_value(text, origin.describe(key)), origin)
+    node = read_yaml_value(text, origin)
+    for key in reversed(keys):
+        node = Node({key: node}, origin, leads_to_key=True)
+    return node
+
+
+def _drop_unused_stages(root: Node) -> None:
+    """Drops the file's sections of stages that an override of `stages` leaves out.
+
+    Sections that an override touches stay, for the checks to refuse.
+    """
+    stages, sections = root.entries.get("stages"), root.entries.get("stage")
+    if stages is None or sections is None or not stages.origin.override:
+        return
+    names = [node.value for _, node in stages.items]
+    for name, section in sections.items:
+        nodes = [section, *(node for _, node in section.below())]
+        if name not in names and not any(node.origin.override for node in nodes):
+            del sections.entries[name]
 
 
 def _override_hint(word: str, config: Path | None) -> str:
@@ -317,30 +318,32 @@ def _describes_machines(path: Path) -> bool:
     if path.suffix not in YAML_SUFFIXES:
         return False
     try:
-        return "nodes" in read_yaml_file(path).values
+        return "nodes" in read_yaml_file(path).entries
     except ConfigError:
         return False
 
 
-def _interpolate(draft: Draft, path: Path | None) -> dict[str, Value]:
-    if "${" not in str(draft.values):
-        return draft.values
+def _interpolated(root: Node, places: Places) -> Value:
+    """Returns the plain values, with the values that `${key}` stands for in its place."""
+    values = root.plain
+    if "${" not in str(values):
+        return values
     # Its grammar takes longer to import than a configuration to read, and few interpolate.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    # The defaults take part, so that `${seed}` means the seed even where none is written.
+    complete = merged(Node.of(_defaults(), Origin()), root, RunConfig)
     try:
-        # The defaults take part, so that `${seed}` means the seed even where none is written.
-        tree = OmegaConf.create(_overlaid(_defaults(), draft.values))
+        tree = OmegaConf.create(cast("dict[str, Value]", complete.plain))
         resolved = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
-        key = str(error.full_key or "")
         raise ConfigError(
             f"cannot be interpolated: {str(error).splitlines()[0]}",
-            where=draft.origins.where(key, path) if key else str(path),
+            where=places.where(str(error.full_key or "")),
             hint="`${a.b}` stands for the value of a.b; `\\${` is the text itself",
         ) from None
-    return cast("dict[str, Value]", _written(cast("Value", resolved), draft.values))
+    return _written(cast("Value", resolved), values)
 
 
 def _defaults() -> dict[str, object]:
@@ -348,18 +351,6 @@ def _defaults() -> dict[str, object]:
     # Required keys have no value to build the tree with; None stands for them and is left out.
     blank = RunConfig.model_construct(**dict.fromkeys(required))  # type: ignore[arg-type]
     return blank.model_dump(mode="json", exclude=set(required))
-
-
-def _overlaid(defaults: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
-    """Returns the defaults with the values over them; any value may replace a whole section."""
-    merged = dict(defaults)
-    for key, value in values.items():
-        default = merged.get(key)
-        if isinstance(default, dict) and isinstance(value, dict):
-            merged[key] = _overlaid(default, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def _written(resolved: Value, values: Value) -> Value:

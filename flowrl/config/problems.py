@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,13 +21,16 @@ from flowrl.config.section import (
     child_of,
     declared_at,
     fitting_model,
+    kind_of,
     kinds_of,
     models_in,
 )
 from flowrl.errors import ConfigError, combine
 from flowrl.wording import listing, one_of_them, suggestion
 
-__all__ = ["Problems", "describe_value", "homes_of", "validation_error", "wrong_type"]
+__all__ = ["Problems", "describe_value", "homes_of", "validated", "wrong_type"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 Problems: TypeAlias = Iterator[ConfigError]
 """The mistakes that a check finds, one by one."""
@@ -59,20 +62,26 @@ _BOUNDS = {
 }
 
 
-def validation_error(
-    error: ValidationError,
-    values: object,
-    root: type[BaseModel],
-    where: Callable[[str], str],
-) -> ConfigError:
-    """Returns the `ConfigError` for a failed validation.
+def validated(model: type[ModelT], values: object, where: Callable[[str], str]) -> ModelT:
+    """Returns plain values as a model.
 
     Args:
-        error: The error of pydantic.
-        values: The plain values that were validated.
-        root: The model that they were validated against.
+        model: The model.
+        values: The plain values.
         where: Returns the place where a dotted key is written.
+
+    Raises:
+        ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _validation_error(error, values, model, where) from None
+
+
+def _validation_error(
+    error: ValidationError, values: object, root: type[BaseModel], where: Callable[[str], str]
+) -> ConfigError:
     by_path: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         # A list whose items are wrong is short of them, which is no mistake of its own.
@@ -273,7 +282,7 @@ class _Problem:
         )
 
     def _no_value(self) -> ConfigError:
-        """Refuses a null where there is always a value (`flowrl.config.merge` removes others)."""
+        """Refuses a null where there is always a value (`flowrl.config.tree` removes others)."""
         choices = [str(d["ctx"]["expected"]) for d in self.details if d["type"] == "literal_error"]
         names = [name for name in self._type_names() if name in _EXPECTED.values()]
         return ConfigError(
@@ -321,7 +330,7 @@ class _Problem:
     def _unknown_kind(self) -> ConfigError:
         annotation, _ = declared_at(self.path, self.values, self.root)
         kinds = [kind for model in models_in(annotation) for kind in kinds_of(model)]
-        kind = self.value.get("kind") if isinstance(self.value, dict) else None
+        kind = kind_of(self.value)
         expected = f"kind: {listing(kinds)}"
         if kind is None:
             return ConfigError(
@@ -340,7 +349,7 @@ class _Problem:
 
     def _unknown_key(self) -> ConfigError:
         annotation, value = declared_at(self.path[:-1], self.values, self.root)
-        model = fitting_model(annotation, value)
+        model = fitting_model(annotation, kind_of(value))
         allowed = sorted(model.model_fields) if model is not None else []
         if "." in self.name:
             hint: str | None = "nest keys in a file; dots belong to the command line"

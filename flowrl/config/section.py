@@ -6,6 +6,7 @@ messages and the merge of files need before the values are validated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -22,8 +23,9 @@ __all__ = [
     "Section",
     "child_of",
     "declared_at",
+    "declared_child",
     "fitting_model",
-    "item_type",
+    "kind_of",
     "kinds_of",
     "members_of",
     "models_in",
@@ -81,45 +83,49 @@ def child_of(container: object, key: int | str) -> object:
     match container:
         case dict():
             return container.get(key, ABSENT)
-        case list() | tuple() if isinstance(key, int) and key < len(container):
-            return container[key]
+        case list() | tuple() if str(key).isdecimal() and int(key) < len(container):
+            return container[int(key)]
         case _:
             return ABSENT
 
 
 def declared_at(
-    path: tuple[str, ...], values: object, root: type[BaseModel]
+    path: Sequence[str], values: object, root: type[BaseModel]
 ) -> tuple[object, object]:
     """Returns the declared type at `path`, and the value there."""
     annotation: object = root
     value = values
     for key in path:
-        if isinstance(value, list):
-            annotation = item_type(annotation, tuple, 0)
-            value = child_of(value, int(key))
-            continue
-        model = fitting_model(annotation, value)
-        if model is None:
-            annotation = item_type(annotation, dict, 1)
-        elif key in model.model_fields:
-            annotation = model.model_fields[key].annotation
-        else:
-            annotation = None
+        annotation = declared_child(annotation, key, kind_of(value))
         value = child_of(value, key)
     return annotation, value
 
 
-def item_type(annotation: object, container: type, argument: int) -> object:
-    """Returns a type argument of the tuple or dict in a declared type; None without such."""
-    for member in members_of(annotation):
-        if get_origin(member) is container:
-            return get_args(member)[argument]
-    return None
+def declared_child(annotation: object, key: str, kind: object = None) -> object:
+    """Returns the declared type of the value of a key; None without such a declaration.
+
+    Args:
+        annotation: The declared type of the section, mapping or list that holds the value.
+        key: The key; any in a mapping or a list.
+        kind: The `kind` of the section, which decides where several are declared.
+    """
+    model = fitting_model(annotation, kind)
+    if model is not None:
+        info = model.model_fields.get(key)
+        return None if info is None else info.annotation
+    arguments = {get_origin(member): get_args(member) for member in members_of(annotation)}
+    if dict in arguments:
+        return arguments[dict][1]
+    return arguments[tuple][0] if tuple in arguments else None
 
 
-def fitting_model(annotation: object, value: object) -> type[BaseModel] | None:
-    """Returns the section that `value` is meant as, by its `kind` where there are several."""
-    kind = value.get("kind") if isinstance(value, dict) else None
+def kind_of(value: object) -> object:
+    """Returns the value of the key `kind`; None without one."""
+    return value.get("kind") if isinstance(value, dict) else None
+
+
+def fitting_model(annotation: object, kind: object) -> type[BaseModel] | None:
+    """Returns the section of a declared type, by its `kind` where there are several."""
     for model in models_in(annotation):
         if kind is None or not kinds_of(model) or kind in kinds_of(model):
             return model
@@ -127,11 +133,10 @@ def fitting_model(annotation: object, value: object) -> type[BaseModel] | None:
 
 
 def kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """Returns the values that a section's `kind` may have; none for a section without it."""
+    """Returns the values of `kind` that name a section; none for a section without it."""
     info = model.model_fields.get("kind")
-    if info is None or get_origin(info.annotation) is not Literal:
-        return ()
-    return get_args(info.annotation)
+    is_name = info is not None and info.is_required() and get_origin(info.annotation) is Literal
+    return get_args(info.annotation) if info is not None and is_name else ()
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:

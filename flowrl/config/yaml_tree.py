@@ -1,4 +1,4 @@
-"""Reads YAML files as plain values that remember their lines.
+"""Reads YAML as values that remember their lines.
 
 Scalars are read as in YAML 1.2's core schema, because the 1.1 that PyYAML reads by default
 surprises people in configs: there `1e-4` is text, `010` is 8, `1:30` is 90, `no` is false and
@@ -8,20 +8,18 @@ and occur once in its mapping, and a file is one mapping.
 
 The scanner is libyaml's. Scanners in Python (PyYAML's own, ruamel.yaml's) take tens of times
 as long, and refuse a tab between a value and a comment, which YAML allows.
-
-Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's weight.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import yaml
 
+from flowrl.config.tree import Node, Origin, Scalar
 from flowrl.errors import ConfigError
 from flowrl.wording import counted, listing, nearest_file
 
@@ -29,20 +27,19 @@ __all__ = [
     "CONFIG",
     "YAML_SUFFIXES",
     "FileKind",
-    "Places",
-    "Tree",
-    "Value",
     "read_yaml_file",
     "read_yaml_value",
 ]
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
-Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
-
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML's own class attribute)
+
+
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 _NUMBER = list("-+.0123456789")
@@ -56,28 +53,6 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_pattern})$"), _first
     )
-
-
-_FastLoader: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = _Loader
-if hasattr(yaml, "CSafeLoader"):
-
-    class _CLoader(yaml.CSafeLoader):
-        yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
-
-    _FastLoader = _CLoader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """The mapping of a file.
-
-    Attributes:
-        values: The mapping; nested mappings and lists are plain.
-        lines: Line (from 1) of each value by dotted path; the line of its key where it has one.
-    """
-
-    values: dict[str, Value]
-    lines: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,25 +82,7 @@ CONFIG = FileKind(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """The places of the keys of a file: `cluster.yaml:5 (nodes.0.cores)`.
-
-    A missing key has the line of the nearest section above it.
-    """
-
-    path: Path
-    lines: Mapping[str, int]
-
-    def __call__(self, key: str) -> str:
-        above = key
-        while above and above not in self.lines:
-            above = above.rpartition(".")[0]
-        line = f":{self.lines[above]}" if above else ""
-        return f"{self.path}{line} ({key})" if key else str(self.path)
-
-
-def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Tree:
+def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Node:
     """Reads the one mapping of a file.
 
     Args:
@@ -136,50 +93,43 @@ def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Tree:
         ConfigError: The file is missing (with the nearest name in its folder), cannot be read, is
             not YAML (with the line), is empty or no mapping, or names a key twice.
     """
-    node = _compose(_read(path, kind), str(path))
-    if node is None:
-        if kind.may_be_empty:
-            return Tree(values={})
+    root = _compose(_read(path, kind), str(path))
+    if root is None and kind.may_be_empty:
+        return Node({}, Origin(path))
+    if not isinstance(root, yaml.MappingNode):
         raise ConfigError(
-            "the file is empty",
-            where=str(path),
-            expected="a mapping of keys",
-            hint=kind.begins,
-        )
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(
-            "the file is no mapping",
-            where=f"{path}:{node.start_mark.line + 1}",
-            found=_KINDS[type(node)],
+            "the file is empty" if root is None else "the file is no mapping",
+            where=str(path) if root is None else f"{path}:{root.start_mark.line + 1}",
+            found=None if root is None else _KINDS[type(root)],
             expected="`key: value` lines",
             hint=kind.begins,
         )
-    lines: dict[str, int] = {}
-    values = _Reader(str(path), lines).value(node, "")
-    assert isinstance(values, dict)
-    return Tree(values=values, lines=lines)
+    return _node(root, Origin(path))
 
 
-def read_yaml_value(text: str, where: str) -> Value:
+def read_yaml_value(text: str, origin: Origin) -> Node:
     """Reads the value of an override: a single value, a `[list]` or a `{mapping: of them}`.
 
     Anything else is plain text, so that templates and free text need no second layer of quotes:
     `{question}`, `Q: what?`, `#1`.
 
     Raises:
-        ConfigError: A list, mapping or quoted text that does not end; `where` names it.
+        ConfigError: A list, mapping or quoted text that does not end.
     """
     try:
-        node = _compose(text, where)
+        node = _compose(text, str(origin))
     except ConfigError:
         if text.lstrip()[:1] in ("[", "{", '"', "'"):
             raise
-        return text
-    if isinstance(node, yaml.CollectionNode) and node.flow_style:
-        return text if _is_template(node) else _Reader(where, {}).value(node, "")
-    if isinstance(node, yaml.ScalarNode) and (node.style or node.value == text.strip()):
-        return _Reader(where, {}).value(node, "")
-    return text
+        node = None
+    match node:
+        case yaml.CollectionNode():
+            is_value = node.flow_style and not _is_template(node)
+        case yaml.ScalarNode():
+            is_value = node.style or node.value == text.strip()
+        case _:
+            is_value = False
+    return _node(node, origin) if node is not None and is_value else Node(text, origin)
 
 
 def _is_template(node: yaml.CollectionNode) -> bool:
@@ -251,14 +201,11 @@ def _folder_hint(folder: Path, configs: list[str]) -> str | None:
 
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
-        return yaml.compose(text, Loader=_FastLoader)
-    except RecursionError:
-        raise _too_deep(name) from None
-    except (yaml.YAMLError, UnicodeEncodeError):
-        pass
-    # The parser in Python says more of what is wrong, and where.
-    try:
-        return yaml.compose(text, Loader=_Loader)
+        try:
+            return yaml.compose(text, Loader=_FastLoader)
+        except (yaml.YAMLError, UnicodeEncodeError):
+            # The parser in Python says more of what is wrong, and where.
+            return yaml.compose(text, Loader=_Loader)
     except RecursionError:
         raise _too_deep(name) from None
     except yaml.reader.ReaderError as error:
@@ -276,12 +223,6 @@ def _compose(text: str, name: str) -> yaml.Node | None:
             where=f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name,
             found=repr(line.strip()) if line else None,
             hint=_syntax_hint(line, error, lines),
-        ) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"not YAML: {str(error).splitlines()[0]}",
-            where=name,
-            hint="write `key: value` lines, nested by spaces",
         ) from None
 
 
@@ -343,100 +284,86 @@ def _indentation_hint(above: Sequence[str], line: str, number: int) -> str:
     )
 
 
-class _Reader:
-    """Converts nodes to values, and adds their lines to `lines`."""
+def _node(node: yaml.Node, origin: Origin, outside: tuple[yaml.Node, ...] = ()) -> Node:
+    """Converts a node of YAML.
 
-    def __init__(self, name: str, lines: dict[str, int]) -> None:
-        self.name = name
-        self.lines = lines
-        self.open: list[yaml.Node] = []
-
-    def value(self, node: yaml.Node, path: str) -> Value:
-        if node in self.open:
+    Args:
+        node: The node.
+        origin: The override, or the file, without a line.
+        outside: The mappings and lists around it.
+    """
+    here = _at(node, origin)
+    if node in outside:
+        raise ConfigError(
+            "an anchor refers to itself",
+            where=str(here),
+            hint="write the value out where the alias (`*NAME`) stands",
+        )
+    if len(outside) >= _DEEPEST:
+        raise _too_deep(str(here))
+    outside = (*outside, node)
+    if isinstance(node, yaml.SequenceNode):
+        return Node([_node(item, origin, outside) for item in node.value], here)
+    if not isinstance(node, yaml.MappingNode):
+        return Node(_scalar(node, here), here)
+    entries: dict[str, Node] = {}
+    for key_node, value_node in node.value:
+        place = _at(key_node, origin)
+        key = _key(key_node, place)
+        if key in entries:
+            first = next(first for first, _ in node.value if first.value == key)
             raise ConfigError(
-                "an anchor refers to itself",
-                where=self._at(node),
-                hint="write the value out where the alias (`*NAME`) stands",
+                f"the key {key!r} stands twice in one mapping",
+                where=str(place),
+                found=f"first in line {first.start_mark.line + 1}",
+                hint="keep one of them",
             )
-        self.lines.setdefault(path, node.start_mark.line + 1)
-        if len(self.open) >= _DEEPEST:
-            raise _too_deep(self._at(node))
-        self.open.append(node)
-        try:
-            match node:
-                case yaml.MappingNode():
-                    return self._mapping(node, path)
-                case yaml.SequenceNode():
-                    return [
-                        self.value(item, _join(path, str(index)))
-                        for index, item in enumerate(node.value)
-                    ]
-                case _:
-                    return self._scalar(node)
-        finally:
-            self.open.pop()
+        entries[key] = _node(value_node, origin, outside)
+        entries[key].origin = place
+    return Node(entries, here)
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Value]:
-        values: dict[str, Value] = {}
-        first: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            key = self._key(key_node)
-            if key in values:
-                raise ConfigError(
-                    f"the key {key!r} stands twice in one mapping",
-                    where=self._at(key_node),
-                    found=f"first in line {first[key]}",
-                    hint="keep one of them",
-                )
-            first[key] = key_node.start_mark.line + 1
-            self.lines[_join(path, key)] = first[key]
-            values[key] = self.value(value_node, _join(path, key))
-        return values
 
-    def _key(self, node: yaml.Node) -> str:
-        if isinstance(node, yaml.ScalarNode):
-            if node.value == "<<" and not node.style:
-                raise ConfigError(
-                    "merge keys are not read",
-                    where=self._at(node),
-                    hint="`extends: FILE.yaml` at the top takes over another file's keys",
-                )
-            key = self._scalar(node)
-            if isinstance(key, str):
-                return key
-        found = node.value if isinstance(node, yaml.ScalarNode) else _KINDS[type(node)]
+def _at(node: yaml.Node, origin: Origin) -> Origin:
+    return origin if origin.file is None else Origin(origin.file, node.start_mark.line + 1)
+
+
+def _key(node: yaml.Node, place: Origin) -> str:
+    if not isinstance(node, yaml.ScalarNode):
         raise ConfigError(
             "a key must be text",
-            where=self._at(node),
-            found=str(found),
-            hint="put it in quotes"
-            if isinstance(node, yaml.ScalarNode)
-            else "write `key: value`, with one word for the key",
+            where=str(place),
+            found=_KINDS[type(node)],
+            hint="write `key: value`, with one word for the key",
         )
-
-    def _scalar(self, node: yaml.Node) -> str | int | float | bool | None:
-        match node.tag.removeprefix("tag:yaml.org,2002:"):
-            case "null":
-                return None
-            case "bool":
-                return str(node.value).lower() == "true"
-            case "int":
-                return int(node.value)
-            case "float":
-                return float(node.value.replace(".inf", "inf").replace(".nan", "nan"))
-            case "str":
-                return str(node.value)
-            case _:
-                raise ConfigError(
-                    f"the tag {node.tag} is not read",
-                    where=self._at(node),
-                    expected="plain values",
-                    hint="leave the tag out",
-                )
-
-    def _at(self, node: yaml.Node) -> str:
-        return f"{self.name}:{node.start_mark.line + 1}"
+    if node.value == "<<" and not node.style:
+        raise ConfigError(
+            "merge keys are not read",
+            where=str(place),
+            hint="`extends: FILE.yaml` at the top takes over another file's keys",
+        )
+    if isinstance(key := _scalar(node, place), str):
+        return key
+    raise ConfigError(
+        "a key must be text", where=str(place), found=node.value, hint="put it in quotes"
+    )
 
 
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+def _scalar(node: yaml.Node, place: Origin) -> Scalar:
+    match node.tag.removeprefix("tag:yaml.org,2002:"):
+        case "null":
+            return None
+        case "bool":
+            return str(node.value).lower() == "true"
+        case "int":
+            return int(node.value)
+        case "float":
+            return float(node.value.replace(".inf", "inf").replace(".nan", "nan"))
+        case "str":
+            return str(node.value)
+        case _:
+            raise ConfigError(
+                f"the tag {node.tag} is not read",
+                where=str(place),
+                expected="plain values",
+                hint="leave the tag out",
+            )

@@ -18,11 +18,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from flowrl.config.problems import validation_error
+from flowrl.config.problems import validated
 from flowrl.config.section import Float, Int, Section
-from flowrl.config.yaml_tree import FileKind, Places, read_yaml_file
+from flowrl.config.tree import Places
+from flowrl.config.yaml_tree import FileKind, read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 
@@ -114,11 +115,8 @@ def read_faults(path: Path, *, num_engines: int) -> Faults:
             that is not there.
     """
     tree = read_yaml_file(path, FAULTS)
-    where = Places(path=path, lines=tree.lines)
-    try:
-        faults = Faults.model_validate(tree.values)
-    except ValidationError as error:
-        raise validation_error(error, tree.values, Faults, where) from error
+    where = Places.of(tree, path)
+    faults = validated(Faults, tree.plain, where)
     for number, fault in enumerate(faults.script):
         if fault.engine >= num_engines:
             raise ConfigError(

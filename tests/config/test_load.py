@@ -111,6 +111,26 @@ def test_a_mapping_of_another_kind_replaces_the_old_one(config: Path) -> None:
     assert loaded.config.data.model_dump()["train"]["path"] == Path("a.jsonl")
 
 
+def test_a_choice_called_kind_keeps_the_other_keys_of_its_section(
+    config: Path, tmp_path: Path
+) -> None:
+    config.write_text(f"{MINIMAL}plan: {{kind: spatial, sigma: 2}}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: run.yaml\nplan: {kind: temporal}\n")
+    for loaded in (load(child), load(config, "plan={kind: temporal}")):
+        assert (loaded.config.plan.kind, loaded.config.plan.sigma) == ("temporal", 2)
+
+
+def test_an_item_that_is_changed_by_its_name_remembers_the_line_of_the_change(
+    config: Path, tmp_path: Path
+) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: run.yaml\nrewards: {terms: {accuracy: {weight: 2}}}\n")
+    loaded = load(child)
+    assert loaded.where("rewards.terms.0.weight") == f"{child}:2 (rewards.terms.0.weight)"
+    assert loaded.where("rewards.terms.0.kind") == f"{config}:11 (rewards.terms.0.kind)"
+
+
 def test_the_later_override_wins(config: Path) -> None:
     loaded = load(config, "train.steps=1", "train={steps: 2}", "train.steps=3")
     assert loaded.config.train.steps == 3

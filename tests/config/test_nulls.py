@@ -55,7 +55,7 @@ def test_the_section_of_a_stage_is_taken_away(parent: Path, text: str, override:
     for loaded in (extended(parent, text), load_config(parent, [override])):
         assert loaded.config.stage == {}
         assert loaded.config.train.steps == 7
-        assert not any(key.startswith("stage.") for key in loaded.origins)
+        assert not any(key.startswith("stage.") for key in loaded.places.origins)
 
 
 def test_a_role_is_taken_away_and_others_stay(parent: Path) -> None:
