@@ -18,9 +18,9 @@ Sections of their own modules: `flowrl.config.roles`, `flowrl.config.data`, `flo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flowrl.config.data import DataConfig
 from flowrl.config.rewards import RewardsConfig, RewardTerm
@@ -173,6 +173,28 @@ class EvalConfig(Section):
     metric: str = "accuracy"
 
 
+class TrackingConfig(Section):
+    """Programs that show the numbers of a run.
+
+    Attributes:
+        to: The trackers: `tensorboard`, `wandb`, or the name of another entry point of the group
+            `flowrl.trackers`.
+        names: The names of the numbers: flowrl's own, or those of another framework.
+        options: The options of trackers, by the tracker's name.
+    """
+
+    to: tuple[str, ...] = ()
+    names: Literal["flowrl", "verl", "mindspeed_rl"] = "flowrl"
+    options: dict[str, dict[str, object]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _options_are_of_trackers(self) -> Self:
+        for name in self.options:
+            if name not in self.to:
+                raise ValueError(f"options.{name} are of no tracker in `to`; add it there")
+        return self
+
+
 class RuntimeConfig(Section):
     """Folders, limits and logs of a run on its machine.
 
@@ -313,6 +335,7 @@ class RunConfig(Section):
     cluster: str = "auto"
     plan: PlanConfig = PlanConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @field_validator("stages")
     @classmethod

@@ -25,6 +25,7 @@ from flowrl.observe.run_text import (
     logged_numbers,
     one_line,
     pick_samples,
+    policy_drift,
     reward_terms,
     stale_samples,
     summary_lines,
@@ -218,6 +219,7 @@ def _update_parts(last: StepMetrics) -> list[str]:
         ("kl", last.kl),
     )
     parts = [f"{name} {value:.3g}" for name, value in named if value is not None]
+    parts += policy_drift(last)
     parts += stale_samples(last)
     for name, count in (
         ("groups filtered", last.filtered_groups),

@@ -13,6 +13,7 @@ __all__ = [
     "logged_numbers",
     "one_line",
     "pick_samples",
+    "policy_drift",
     "reward_terms",
     "stale_samples",
     "step_line",
@@ -132,6 +133,22 @@ def stale_samples(metrics: StepMetrics) -> list[str]:
     return [f"staleness {metrics.extra['staleness/mean']:.1f} (max {oldest:.0f})"]
 
 
+def policy_drift(metrics: StepMetrics) -> list[str]:
+    """`clipped 3.1%`, `mismatch 0.0042`: how far the policy is from the one that sampled.
+
+    They are the share of clipped tokens from 1 % on, and `mismatch/k3`, the estimate of
+    KL(engine, trainer) in nats per token, from 0.001 on.
+    """
+    parts = []
+    clipped = (metrics.clip_fraction_low or 0.0) + (metrics.clip_fraction_high or 0.0)
+    if clipped >= 0.01:
+        parts.append(f"clipped {clipped:.1%}")
+    mismatch = metrics.extra.get("mismatch/k3", 0.0)
+    if mismatch >= 0.001:
+        parts.append(f"mismatch {mismatch:.4f}")
+    return parts
+
+
 def reward_terms(metrics: StepMetrics) -> list[str]:
     """`format 0.900 (std 0.30, 2 failed)`, for each reward term, where a step has several."""
     parts: dict[str, dict[str, float]] = {}
@@ -188,6 +205,7 @@ def step_line(
         parts.append(f"entropy {entropy:.3f}")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
+    parts += policy_drift(metrics)
     parts += stale_samples(metrics)
     parts += logged_numbers(metrics, logged)
     if metrics.skipped_updates:

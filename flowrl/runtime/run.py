@@ -38,6 +38,7 @@ from flowrl.graph import Op, format_graph, graph_to_json
 from flowrl.observe.display import Display, PlainDisplay, TimeToGo, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
+from flowrl.observe.trackers import TrackerContext, Trackers
 from flowrl.program.source import breakpoints_left_out
 from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.checkpoint.store import (
@@ -235,7 +236,42 @@ def opened_run(
             stack.callback(gc.unfreeze)
         opened = OpenRun(config, stages, folder, inputs, screen, stop=asked)
         stack.callback(opened.close)
-        yield Run(config, stages, folder, screen, opened, checkpoint, asked)
+        trackers = _open_trackers(config, stages, folder, checkpoint, screen.warn)
+        stack.callback(trackers.close)
+        yield Run(config, stages, folder, screen, opened, checkpoint, asked, trackers)
+
+
+def _open_trackers(
+    config: RunConfig,
+    stages: Sequence[CompiledStage],
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    warn: Callable[[str], None],
+) -> Trackers:
+    position = None if checkpoint is None else checkpoint.position
+    devices = {
+        stage.name: len(
+            {
+                device
+                for placement in stage.plan.placements
+                if placement.head != "none"  # a role without a model is scored on a host's CPUs
+                for device in placement.devices
+            }
+        )
+        for stage in stages
+    }
+
+    def context(name: str) -> TrackerContext:
+        return TrackerContext(
+            name=config.name,
+            folder=folder.path,
+            config=config.model_dump(mode="json"),
+            options=config.tracking.options.get(name, {}),
+            resumed_at=None if position is None else (position.stage, position.step),
+        )
+
+    tracking = config.tracking
+    return Trackers(tracking.to, tracking.names, context, devices.__getitem__, warn)
 
 
 def _open_display(config: RunConfig) -> Display:
@@ -275,7 +311,9 @@ class Run:
         opened: OpenRun,
         checkpoint: Checkpoint | None,
         interrupt: _Interrupt,
+        trackers: Trackers,
     ) -> None:
+        self._trackers = trackers
         self._config = config
         self._stages = stages
         self._folder = folder
@@ -415,6 +453,7 @@ class Run:
             self._folder.write_samples(rows)
             self._display.samples(rows)
         self._folder.write_step(result.metrics)
+        self._trackers.step(result.metrics)
         self._totals.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
         self._warnings.check(result.metrics)
@@ -452,6 +491,7 @@ class Run:
         if row is None:
             return None
         self._folder.write_evaluation(row)
+        self._trackers.evaluation(row)
         self._display.evaluation(stage, step, row.metrics)
         self._totals.add_evaluation(row)
         return row.metrics

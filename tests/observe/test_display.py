@@ -383,3 +383,16 @@ def test_a_full_disk_behind_the_output_ends_no_run(caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "the output cannot be written (No space left on device); the run goes on without it"
     ]
+
+
+def test_clipping_and_mismatch_are_shown_from_the_values_on_that_matter():
+    drifted = replace(
+        STEP,
+        seconds={},
+        clip_fraction_low=0.011,
+        clip_fraction_high=0.02,
+        extra={"mismatch/k3": 0.00421},
+    )
+    assert step_line(drifted, 20, None).endswith("loss 0.0123  clipped 3.1%  mismatch 0.0042")
+    close = replace(drifted, clip_fraction_high=None, clip_fraction_low=0.0, extra={})
+    assert step_line(close, 20, None).endswith("loss 0.0123")

@@ -18,6 +18,7 @@ from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
+from flowrl.observe.metric_names import CONSUMED_TOKENS
 from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.runtime.driver.filters import kept_groups
 from flowrl.runtime.driver.graph_parts import (
@@ -274,6 +275,7 @@ class StepReport:
                 )
             }
             if node == self.main:
+                extra |= _consumed_numbers(ends[node])
                 removed = {p.item.group for _, p, end, _ in ends[node] if end == "filtered"}
                 stays = {p.item.group for _, p, end, _ in ends[node] if end == "consumed"}
                 metrics = replace(
@@ -454,6 +456,19 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
     if len(scores):
         numbers |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std())}
     return numbers
+
+
+def _consumed_numbers(ends: Sequence[_Ended]) -> dict[str, float]:
+    """Returns the prompt lengths and the tokens of consumed samples; empty without any."""
+    payloads = [payload for _, payload, end, _ in ends if end == "consumed"]
+    if not payloads:
+        return {}
+    prompts = np.array([len(payload.item.prompt_ids) for payload in payloads])
+    return {
+        "prompt_length/mean": float(prompts.mean()),
+        "prompt_length/max": float(prompts.max()),
+        CONSUMED_TOKENS: float(prompts.sum() + sum(len(payload.tokens) for payload in payloads)),
+    }
 
 
 def _staleness(rollout: GeneratedRollout, ends: Sequence[_Ended]) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""The trackers that come with flowrl, each in its own module."""
