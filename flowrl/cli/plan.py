@@ -205,7 +205,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
 
 def _not_here(compiled: Compiled, shown: PlacementPlan) -> list[str]:
     """Returns why this machine would refuse a run, where the plan `shown` does not say it."""
-    from flowrl.compiler.this_machine import require_here
+    from flowrl.compiler.stage import require_here
     from flowrl.plan.show.many import NOT_HERE
     from flowrl.plan.show.plan import not_here
 

@@ -27,7 +27,7 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
         FlowError: The configuration, its data or a backend is wrong.
     """
     from flowrl import api
-    from flowrl.compiler.this_machine import require_here
+    from flowrl.compiler.stage import require_here
     from flowrl.config.load import load_config, locating
     from flowrl.sim.profile import save_profile
 

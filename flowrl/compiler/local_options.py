@@ -1,14 +1,13 @@
-"""What a configuration leaves open of a plan for one device: who draws samples."""
+"""The choices that a configuration leaves open in a plan for one device: who generates samples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from flowrl.compiler.lowering import LoweredStage
 from flowrl.config.load import LoadedConfig
-from flowrl.config.schema import StageConfig
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Op
-from flowrl.passes import Context
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.local import (
     LocalChoice,
@@ -26,11 +25,11 @@ __all__ = ["LocalOptions", "local_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """See the module.
+    """The choices that a plan for one device leaves open.
 
     Attributes:
         base: The plan with everything in the main process.
-        request: What was asked for.
+        request: The configuration's request.
     """
 
     base: PlacementPlan
@@ -39,15 +38,15 @@ class LocalOptions:
     def plan(
         self, graph: Graph, choice: LocalChoice, reasons: tuple[Reason, ...] = ()
     ) -> PlacementPlan:
-        """The plan that draws as `choice` says."""
+        """Returns the plan with a choice, for which there are reasons."""
         return with_choice(self.base, graph, choice, reasons)
 
     def choices(self) -> tuple[LocalChoice, ...]:
-        """All that are open, the fewest moving parts first."""
+        """Returns all choices that are open, the simplest first."""
         return local_choices(self.request)
 
     def default(self, graph: Graph) -> PlacementPlan:
-        """The plan where nothing was measured.
+        """Returns the plan that is used where nothing was measured.
 
         Raises:
             PlanError: what is asked for cannot be, or does not fit.
@@ -68,49 +67,45 @@ class LocalOptions:
         return plan
 
 
-def local_options(
-    loaded: LoadedConfig,
-    config: StageConfig,
-    graph: Graph,
-    plan: PlacementPlan,
-    context: Context,
-) -> LocalOptions:
-    """What is open of a stage's plan.
+def local_options(loaded: LoadedConfig, stage: LoweredStage, plan: PlacementPlan) -> LocalOptions:
+    """Returns the choices that a stage's plan leaves open.
 
     Raises:
-        ConfigError: the policies of the stage's scheduler are none.
+        ConfigError: `train.policies` of the stage is wrong.
     """
-    roles = tuple(dict.fromkeys(n.role for n in graph.of_op(Op.GENERATE) if n.role is not None))
-    in_main = [role for role in roles if plan.placement(role).process == MAIN_PROCESS]
-    devices = {plan.pool.device(d).address for r in in_main for d in plan.placement(r).devices}
-    of_cpu = [plan.pool.device(d) for d in devices if plan.pool.device(d).type == "cpu"]
-    cores = of_cpu[0].num_cores if of_cpu and len(of_cpu) == len(devices) else 1
-    known = {role: loaded.config.roles[role].num_engines for role in in_main}
-    spare = bool(config.train.policies) and _draws_spare(config, context)
+    generating = dict.fromkeys(n.role for n in stage.graph.of_op(Op.GENERATE) if n.role is not None)
+    in_main = [role for role in generating if plan.placement(role).process == MAIN_PROCESS]
+    addresses = dict.fromkeys(d for role in in_main for d in plan.placement(role).devices)
+    devices = [plan.pool.device(address) for address in addresses]
+    on_cpu = devices and all(device.type == "cpu" for device in devices)
+    engines = {role: loaded.config.roles[role].num_engines for role in in_main}
     return LocalOptions(
         base=replace(plan, kind="temporal"),
         request=LocalRequest(
             roles=tuple(in_main),
-            fixed={role: number for role, number in known.items() if number is not None},
-            num_cores=cores,
-            # A stage that draws nothing has nothing to place apart.
-            kind=loaded.config.plan.kind if roles else "auto",
+            fixed={role: number for role, number in engines.items() if number is not None},
+            num_cores=devices[0].num_cores if on_cpu else 1,
+            # A stage that generates nothing has nothing to place apart.
+            kind=loaded.config.plan.kind if generating else "auto",
             where=loaded.where("plan.kind"),
-            may_run_ahead=context.max_staleness > 0 and bool(roles),
-            must_run_ahead=spare and bool(roles),
+            may_run_ahead=stage.context.max_staleness > 0 and bool(generating),
+            must_run_ahead=bool(generating) and _samples_ahead(stage),
             in_process=loaded.config.executor == "eager",
         ),
     )
 
 
-def _draws_spare(config: StageConfig, context: Context) -> bool:
-    """Whether policies draw more than a step takes."""
+def _samples_ahead(stage: LoweredStage) -> bool:
+    """True if the policies of a stage generate more than a step takes."""
+    train = stage.config.train
+    if "admission" in train.policies:
+        return True
+    if not train.policies:
+        return False
     from flowrl.compiler.scheduling import scheduler_settings  # few configurations name policies
 
-    if "admission" in config.train.policies:
-        return True
     settings = scheduler_settings(
-        config.train, group_size=1, max_staleness=0, judges_groups=True, key=context.train_key
+        train, group_size=1, max_staleness=0, judges_groups=True, key=f"{stage.prefix}train"
     )
     return settings.budget is not None
 

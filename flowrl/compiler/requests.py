@@ -1,200 +1,132 @@
-"""Requests of each stage: to the planner (roles, sizes, the longest sample) and to data rows."""
+"""The requests of the stages to the planner: roles, sizes, and the `plan` section of the config."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from flowrl.compiler.planning import plan_options
+from flowrl.cluster.hardware import abbreviated, find_spec
+from flowrl.compiler.lengths import assumed_lengths, check_mean, lengths_of, mean_prompt
+from flowrl.compiler.lowering import LoweredStage, sampling_of
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
-from flowrl.config.rewards import ExactMatch, Gsm8kMatch, NumericMatch, PythonReward, RewardTerm
-from flowrl.config.schema import RunConfig, StageConfig, TrainConfig
-from flowrl.config.user_functions import environment_parameters, reward_parameters
 from flowrl.cost.demand import response_bound
+from flowrl.cost.episodes import CallSeconds
+from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Op
 from flowrl.passes.context import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest
 from flowrl.plan.dtypes import check_trained_types
+from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
+from flowrl.plan.pins import FIELDS
 from flowrl.program.parameters import RoleKind
 from flowrl.program.roles import Environment, Reward
-from flowrl.specs import LossSpec, Sampling
+from flowrl.specs import LossSpec
+from flowrl.wording import counted, listing, suggestion
 
-if TYPE_CHECKING:
-    from flowrl.data.rows import RowNeeds, Split
-
-__all__ = [
-    "StageRequest",
-    "evaluated_role",
-    "plan_requests",
-    "row_needs",
-    "sampling_of",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRequest:
-    """A stage as far as the planner's request needs it.
-
-    Attributes:
-        graph: Lowered.
-        decisions: What passes decided.
-        max_staleness: Publications that its samples may be behind.
-    """
-
-    name: str
-    graph: Graph
-    decisions: tuple[Decision, ...]
-    max_staleness: int = 0
+__all__ = ["plan_requests"]
 
 
 def plan_requests(
-    loaded: LoadedConfig,
-    stages: Sequence[StageRequest],
-    kinds: Mapping[str, RoleKind],
-    role_backends: RoleBackends,
-    *,
-    here: bool = True,
+    stages: Sequence[LoweredStage], role_backends: RoleBackends, *, here: bool = True
 ) -> list[PlanRequest]:
-    """One request a stage.
+    """Returns the request of each stage.
 
     Workers are opened once for all stages, so each request is for the longest sample of the run.
 
     Args:
-        kinds: Of all roles that any stage uses.
-        here: The plan is for this very machine.
+        here: The plan is for this very machine, whose one process has one device.
 
     Raises:
-        ConfigError, PlanError: a model of which the config says too little, or what is unknown.
+        ConfigError, DataError, PlanError: a model of which the config says too little; lengths,
+            pins or environments that cannot be.
     """
-    evaluated = evaluated_role(loaded.config, [stage.graph for stage in stages])
-    requests = [_request(loaded, stage, kinds, role_backends, evaluated, here) for stage in stages]
-    requests = _with_own_pins(stages, requests)
+    loaded = role_backends.loaded
+    kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
+    evaluated = _evaluated_role(stages) if loaded.config.data.eval is not None else None
+    requests = _with_own_pins(
+        stages, [_request(stage, kinds, role_backends, evaluated, here) for stage in stages]
+    )
     max_length = max(request.max_length for request in requests)
     return [replace(request, max_length=max_length) for request in requests]
 
 
-def _with_own_pins(
-    stages: Sequence[StageRequest], requests: Sequence[PlanRequest]
-) -> list[PlanRequest]:
-    """Each stage with the pins that mean something there; the last one with those of no stage."""
-    named = [{pin.subject for pin in one.options.pins} for one in requests]
-    meant = [
-        {subject for subject in subjects if _names(stage.graph, subject)}
-        for stage, subjects in zip(stages, named, strict=True)
+def _evaluated_role(stages: Sequence[LoweredStage]) -> str | None:
+    """Returns the policy that generates the held-out samples: the last one that is updated."""
+    policies = [
+        node.role
+        for stage in stages
+        for node in stage.graph.of_op(Op.UPDATE)
+        if isinstance(loss := node.attr("loss"), LossSpec) and loss.predicts == "logprobs"
     ]
-    somewhere = set[str]().union(*meant)
-    found = []
-    for number, request in enumerate(requests):
-        last = number == len(requests) - 1
+    return policies[-1] if policies else None
+
+
+def _with_own_pins(
+    stages: Sequence[LoweredStage], requests: Sequence[PlanRequest]
+) -> list[PlanRequest]:
+    """Leaves each stage the pins of its graph, and the last one those of no graph too."""
+    own = [
+        {pin.subject for pin in request.options.pins if _has(stage.graph, pin.subject)}
+        for stage, request in zip(stages, requests, strict=True)
+    ]
+    anywhere = set[str]().union(*own)
+    filtered = []
+    for stage, request, subjects in zip(stages, requests, own, strict=True):
         pins = tuple(
             pin
             for pin in request.options.pins
-            if pin.subject in meant[number] or (last and pin.subject not in somewhere)
+            if pin.subject in subjects or (not stage.prefix and pin.subject not in anywhere)
         )
-        found.append(replace(request, options=replace(request.options, pins=pins)))
-    return found
+        filtered.append(replace(request, options=replace(request.options, pins=pins)))
+    return filtered
 
 
-def _names(graph: Graph, subject: str) -> bool:
-    """Whether a pin's subject is something of a graph: a role, a node, or what nodes do."""
+def _has(graph: Graph, subject: str) -> bool:
+    """True if the subject of a pin is a role or a node of a graph, or what nodes do."""
     if subject == "rollout":
         return bool(graph.of_op(Op.GENERATE))
     nodes = {str(node.id) for node in graph.nodes}
     return subject in graph.roles or any(subject in (n, n.rpartition(".")[2]) for n in nodes)
 
 
-def sampling_of(stage: StageConfig) -> Sampling:
-    """How the rollouts of a stage are drawn."""
-    return Sampling(**stage.train.sampling.model_dump())
-
-
-def evaluated_role(config: RunConfig, graphs: Sequence[Graph]) -> str | None:
-    """The policy that held-out samples are drawn from: the last one updated."""
-    if config.data.eval is None:
-        return None
-    policies = [
-        node.role
-        for graph in graphs
-        for node in graph.of_op(Op.UPDATE)
-        if isinstance(loss := node.attr("loss"), LossSpec) and loss.predicts == "logprobs"
-    ]
-    return policies[-1] if policies else None
-
-
 def _request(
-    loaded: LoadedConfig,
-    stage: StageRequest,
+    stage: LoweredStage,
     kinds: Mapping[str, RoleKind],
     role_backends: RoleBackends,
     evaluated: str | None,
     here: bool,
 ) -> PlanRequest:
-    config, graph = loaded.config, stage.graph
-    train = config.stage_config(stage.name).train
-    names = list(dict.fromkeys((*graph.roles, *_copied(config, graph))))
-    roles = [_role_request(loaded, name, kinds, role_backends, evaluated) for name in names]
-    limits = [role_backends.longest(role.name) for role in roles if _has_model(kinds, role.name)]
-    # Solutions may be as long as the responses that the run goes on to draw.
+    loaded, graph, train = role_backends.loaded, stage.graph, stage.config.train
+    config = loaded.config
+    copied = [config.roles[role].copy_of for role in graph.roles]
+    names = dict.fromkeys((*graph.roles, *(role for role in copied if role is not None)))
+    limits = [role_backends.longest(name) for name in names if _has_model(kinds, name)]
+    generates = graph.of_op(Op.GENERATE)
+    # Solutions may be as long as the responses that the run goes on to generate.
     sampling = sampling_of(config.stage_config(config.stages[-1]))
-    bounds = [response_bound(graph, node, sampling) for node in graph.of_op(Op.GENERATE)]
+    bounds = [response_bound(graph, node, sampling) for node in generates]
     response = max(bounds, default=sampling.max_tokens)
     wanted = config.data.max_prompt_tokens + response
-    options = plan_options(
-        loaded,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        max_response_tokens=response,
-        draws={
-            name: [str(node.id) for node in graph.of_op(Op.GENERATE) if node.role == name]
-            for name in graph.roles
-        },
-        here=here,
-        environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
-    )
-    options = replace(options, assumptions=(*options.assumptions, *_not_drawn(train)))
-    if stage.name != config.stages[-1] and not graph.of_op(Op.GENERATE):
-        options = replace(options, kind="auto")  # a warm start has nothing to draw ahead or apart
+    numbers = [n for node in generates if isinstance(n := node.attr("n"), int)]
+    paired = any(node.attr("data") == "pairs" for node in graph.of_op(Op.SOURCE))
     request = PlanRequest(
-        roles=tuple(roles),
+        roles=tuple(_role_request(name, kinds, role_backends, evaluated) for name in names),
         prompts_per_step=train.prompts_per_step,
-        group_size=_group_size(graph),
+        group_size=max(numbers, default=2 if paired else 1),
         mini_batches=train.mini_batches,
         micro_batch=train.micro_batch,
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=response,
         max_length=min([wanted, *(limit for limit in limits if limit is not None)]),
-        train_key="train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train",
+        train_key=f"{stage.prefix}train",
         reasons=tuple(_reason(decision) for decision in stage.decisions),
-        max_staleness=stage.max_staleness,
-        options=options,
+        max_staleness=stage.context.max_staleness,
+        options=_options(loaded, stage, response, here=here),
     )
     check_trained_types(graph, request)
     return request
-
-
-def _not_drawn(train: TrainConfig) -> Iterator[str]:
-    """What the stage may draw beside the samples of a step, of which a plan has no times."""
-    asked = ["train.refill"] if train.refill else []
-    asked += ["train.policies.over_sampling"] if "over_sampling" in train.policies else []
-    if asked:
-        yield (
-            f"no sample is drawn beside those that a step learns from ({' and '.join(asked)}); "
-            "`flowrl simulate` draws them"
-        )
-
-
-def _group_size(graph: Graph) -> int:
-    """Samples for each prompt: of the largest rollout, or of the data where nothing is drawn."""
-    drawn = [n for node in graph.of_op(Op.GENERATE) if isinstance(n := node.attr("n"), int)]
-    paired = any(node.attr("data") == "pairs" for node in graph.of_op(Op.SOURCE))
-    return max(drawn, default=2 if paired else 1)
-
-
-def _copied(config: RunConfig, graph: Graph) -> list[str]:
-    copies = [config.roles[role].copy_of for role in graph.roles]
-    return [role for role in copies if role is not None]
 
 
 def _has_model(kinds: Mapping[str, RoleKind], name: str) -> bool:
@@ -202,13 +134,9 @@ def _has_model(kinds: Mapping[str, RoleKind], name: str) -> bool:
 
 
 def _role_request(
-    loaded: LoadedConfig,
-    name: str,
-    kinds: Mapping[str, RoleKind],
-    role_backends: RoleBackends,
-    evaluated: str | None,
+    name: str, kinds: Mapping[str, RoleKind], role_backends: RoleBackends, evaluated: str | None
 ) -> RoleRequest:
-    config, kind = loaded.config.roles[name], kinds.get(name)
+    config, kind = role_backends.roles[name], kinds.get(name)
     own_model = _has_model(kinds, name) and config.copy_of is None
     return RoleRequest(
         name=name,
@@ -221,7 +149,7 @@ def _role_request(
         num_slots=config.num_slots,
         copy_of=config.copy_of,
         evaluated=name == evaluated,
-        num_workers=loaded.config.rewards.workers,
+        num_workers=role_backends.loaded.config.rewards.workers,
     )
 
 
@@ -236,69 +164,165 @@ def _reason(decision: Decision) -> Reason:
     )
 
 
-# The fields of data rows that stages, rewards and environments read.
+# The `plan` section.
 
 
-def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNeeds:
-    """What a row must have beside its prompt.
-
-    A function of the user's own asks for the answer by a parameter of that name. Where its file
-    does not tell (it is decorated, or imported), a reward is taken to ask for it, and an
-    environment is not: it is given the whole row.
+def _options(
+    loaded: LoadedConfig, stage: LoweredStage, max_response_tokens: int, *, here: bool
+) -> PlanOptions:
+    """Returns the planner's options.
 
     Args:
-        graphs: Of all stages.
-    """
-    from flowrl.data.rows import RowNeeds  # planning reads no rows
+        max_response_tokens: Of the longest response; of the longest episode with its observations.
 
-    kinds = {node.attr("data") for graph in graphs for node in graph.of_op(Op.SOURCE)}
-    train = split == "train"
-    terms = list(_terms(config, graphs, train=train))
-    return RowNeeds(
-        answer=any(map(_reads_answer, terms)) or _environment_reads(config, graphs),
-        number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
-        solution=train and bool(kinds & {"examples", "pairs"}),
-        rejected=train and "pairs" in kinds,
+    Raises:
+        ConfigError, DataError: lengths, pins or environments that cannot be, or cannot be read.
+    """
+    plan, longest = loaded.config.plan, loaded.config.data.max_prompt_tokens
+    generates = stage.graph.of_op(Op.GENERATE)
+    environments = [node.role for node in stage.graph.of_op(Op.INTERACT) if node.role]
+    mean, mean_response = plan.mean_prompt_tokens, plan.mean_response_tokens
+    check_mean(loaded, "plan.mean_prompt_tokens", mean, longest, "data.max_prompt_tokens")
+    if plan.lengths is None:
+        limit = "train.sampling.max_tokens"
+        key = "plan.mean_response_tokens"
+        check_mean(loaded, key, mean_response, max_response_tokens, limit)
+    warm_start = stage.prefix and not generates  # it has nothing to generate ahead or apart
+    return PlanOptions(
+        lengths=lengths_of(plan, max_response_tokens, where=loaded.where("plan.lengths")),
+        prompt_tokens=mean_prompt(plan, longest),
+        trainer=plan.trainer,
+        engine=plan.engine,
+        objective=plan.objective,
+        kind="auto" if warm_start else plan.kind,
+        kind_where=loaded.where("plan.kind"),
+        alternatives=plan.alternatives,
+        try_batches=plan.try_batches,
+        pins=_pins(loaded),
+        settings=tuple(_settings(loaded, stage.graph)),
+        assumptions=tuple(_assumptions(loaded, stage, max_response_tokens)),
+        engine_times=plan.engine_times,
+        memory_share=plan.memory_share,
+        single_device=here,
+        turns=plan.mean_turns,
+        said=plan.mean_observation_tokens,
+        environments=_environments(loaded, environments),
     )
 
 
-def _terms(config: RunConfig, graphs: Sequence[Graph], *, train: bool) -> Iterator[RewardTerm]:
-    """The reward terms that score responses to the rows."""
-    scores = [
-        node
-        for graph in graphs
-        for node in graph.of_op(Op.SCORE)
-        if node.attr("by") != "model" and node.role is not None
-    ]
-    roles = {str(node.role) for node in scores}
-    terms = [config.terms_of(role)[0] for role in sorted(roles)]
-    # The turns of an episode are scored by its environment.
-    draws = any(node.region is None for graph in graphs for node in graph.of_op(Op.GENERATE))
-    if draws or not train:
-        # Told of all that is drawn and of held-out samples, also where no program scores by them.
-        terms.append(config.rewards.terms)
-    if scores or draws or not train:
-        yield from (term for several in terms for term in several)
+def _assumptions(loaded: LoadedConfig, stage: LoweredStage, longest: int) -> Iterator[str]:
+    """Yields what the plan assumes because the configuration does not say it."""
+    plan, train = loaded.config.plan, stage.config.train
+    yield from assumed_lengths(plan, longest)
+    if plan.mean_prompt_tokens is None:
+        prompt = mean_prompt(plan, loaded.config.data.max_prompt_tokens)
+        yield (
+            f"prompts of {counted(prompt, 'token')} on average, half of the longest; "
+            "plan.mean_prompt_tokens says better"
+        )
+    episodes = bool(stage.graph.of_op(Op.INTERACT))
+    if episodes and plan.mean_turns is None:
+        yield "episodes of half of their turns on average; plan.mean_turns says better"
+    if episodes and plan.mean_observation_tokens is None:
+        yield (
+            "environments say half of what they may before each turn; "
+            "plan.mean_observation_tokens says better"
+        )
+    further = ["train.refill"] if train.refill else []
+    further += ["train.policies.over_sampling"] if "over_sampling" in train.policies else []
+    if further:
+        yield (
+            f"no sample is drawn beside those that a step learns from ({' and '.join(further)}); "
+            "`flowrl simulate` draws them"
+        )
 
 
-def _environment_reads(config: RunConfig, graphs: Sequence[Graph]) -> bool:
-    """Whether an environment reads the rows' answers."""
-    used = {str(role) for graph in graphs for role in graph.roles}
-    for role in used & set(config.roles):
-        target = config.roles[role].environment
-        asked = None if target is None else environment_parameters(target, "reset")
-        # `**kwargs` passes on whatever there is.
-        if asked is not None and "answer" in (*asked.required, *asked.optional):
-            return True
-    return False
+def _environments(
+    loaded: LoadedConfig, environments: Sequence[str]
+) -> dict[str, EnvironmentRequest]:
+    """Returns what `plan.environments` says of each environment.
+
+    Args:
+        environments: The roles of the stage with which policies exchange turns.
+
+    Raises:
+        ConfigError: a role that there is not, or that is no environment.
+    """
+    requests = {}
+    for role, given in loaded.config.plan.environments.items():
+        config = loaded.config.roles.get(role)
+        if role not in environments and (config is None or config.environment is None):
+            raise ConfigError(
+                f"there is no role {role!r}" if config is None else f"{role!r} is no environment",
+                where=loaded.where_within(f"plan.environments.{role}"),
+                expected=f"one of {listing(environments)}"
+                if environments
+                else "none, for no workflow of this run has an environment",
+                hint=suggestion(role, environments)
+                or f"leave the keys of plan.environments.{role} out",
+            )
+        spec = find_spec(given.device)
+        if spec is None and len(meant := abbreviated(given.device)) == 1:
+            (spec,) = meant
+        is_name = given.device not in ("cpu", "accelerator")
+        requests[role] = EnvironmentRequest(
+            calls=CallSeconds(
+                reset_s=given.step_s if given.reset_s is None else given.reset_s,
+                step_s=given.step_s,
+                wait_s=given.wait_s,
+            ),
+            accelerated=given.device != "cpu",
+            kind=(spec.name if spec else given.device) if is_name else None,
+            concurrency=given.concurrency,
+            nbytes=int(given.memory_gib * (1 << 30)),
+        )
+    return requests
 
 
-def _reads_answer(term: RewardTerm) -> bool:
-    match term:
-        case ExactMatch() | NumericMatch() | Gsm8kMatch():
-            return True
-        case PythonReward():
-            asked = reward_parameters(term.function)
-            return asked is None or asked.asks_for("answer")
-        case _:
-            return False
+def _pins(loaded: LoadedConfig) -> tuple[Pin, ...]:
+    """Reads pins in both forms: `{rollout: {tp: 2}}`, and `rollout.tp=2` of the command line.
+
+    Raises:
+        ConfigError: values that no pin has; one error for all of them.
+    """
+    pins, problems = list[Pin](), list[ConfigError]()
+    waiting: list[tuple[str, object]] = list(reversed(loaded.config.plan.pins.items()))
+    while waiting:
+        name, value = waiting.pop()
+        where = loaded.where(f"plan.pins.{name}")
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{key}", inner) for key, inner in reversed(value.items())]
+            continue
+        subject, dot, field = name.rpartition(".")
+        if dot and isinstance(value, str | int) and not isinstance(value, bool):
+            pins.append(Pin(subject=subject, field=field, value=str(value), where=where))
+            continue
+        written = str(value).lower() if isinstance(value, bool) else str(value)
+        problems.append(
+            ConfigError(
+                "a pin says a number or devices of a part of the plan",
+                where=where,
+                found=f"{name}={written}",
+                expected="WHAT.FIELD=VALUE, for example rollout.tp=2 or actor.devices=0-31",
+                hint=f"pin one of {listing(FIELDS)}",
+            )
+        )
+    if problems:
+        raise combine(problems)
+    return tuple(pins)
+
+
+def _settings(loaded: LoadedConfig, graph: Graph) -> Iterator[Pin]:
+    """Yields the settings of roles: recomputation, and the engines of each rollout."""
+
+    def setting(subject: str, field: str, value: object, key: str) -> Pin:
+        where = loaded.where(key)
+        return Pin(subject=subject, field=field, value=str(value), where=where, setting=key)
+
+    for name, role in loaded.config.roles.items():
+        if role.recompute != "auto":
+            yield setting(name, "recompute", role.recompute, f"roles.{name}.recompute")
+        if role.num_engines is not None:
+            for node in graph.of_op(Op.GENERATE):
+                if node.role == name:
+                    yield setting(node.id, "dp", role.num_engines, f"roles.{name}.num_engines")

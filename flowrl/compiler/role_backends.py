@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
-from flowrl.config.check_files import SHAPES
 from flowrl.config.load import LoadedConfig
 from flowrl.config.roles import (
     BpeTokenizer,
@@ -20,15 +18,12 @@ from flowrl.config.roles import (
     fresh_config_json,
     vocabulary_of,
 )
-from flowrl.cost.models import FAMILIES, ModelShape
+from flowrl.cost.models import ModelShape
 from flowrl.cost.models.reader import ConfigReader
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json
 
-__all__ = [
-    "RoleBackends",
-    "Vocabulary",
-]
+__all__ = ["RoleBackends", "Vocabulary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +84,14 @@ class RoleBackends:
         here: They run on this machine; else only their needs are looked up.
 
     Attributes:
-        roles: The configuration of each role.
+        loaded: The configuration.
+        roles: Its section of each role.
     """
 
     def __init__(self, loaded: LoadedConfig, *, here: bool = True) -> None:
+        self.loaded = loaded
         self.roles: Mapping[str, RoleConfig] = loaded.config.roles
         self._here = here
-        self._loaded = loaded
         self._plugins: dict[str, Plugin] = {}
         self._files: dict[str, Mapping[str, object]] = {}
         self._shapes: dict[str, ModelShape] = {}
@@ -109,32 +105,24 @@ class RoleBackends:
         backend = self.roles[role].backend
         if backend not in self._plugins:
             key = f"roles.{role}.backend"
-            self._plugins[backend] = find(backend, where=self._loaded.where(key))
+            self._plugins[backend] = find(backend, where=self.loaded.where(key))
         return self._plugins[backend]
-
-    def where(self, role: str, key: str) -> str:
-        """Returns where the config sets `roles.<role>.<key>`, for messages."""
-        return self._loaded.where(f"roles.{role}.{key}")
-
-    def place(self, key: str) -> str:
-        """Returns where the config sets a key, for messages."""
-        return self._loaded.where(key)
 
     def suggest_model(self, role: str) -> str:
         """Suggests a model for a role: that of another role, or a folder."""
-        others = [name for name, one in self.roles.items() if one.model is not None]
+        others = [name for name, config in self.roles.items() if config.model is not None]
         folder = f"roles.{role}.model=FOLDER"
         return f"set roles.{role}.copy_of={others[0]}, or {folder}" if others else f"set {folder}"
 
     def source(self, role: str) -> str:
-        """The role whose model this one begins as: itself, or the end of its `copy_of`s."""
+        """Returns the role whose model a role begins as: itself, or the last of its `copy_of`s."""
         seen = [role]
         while (other := self.roles[seen[-1]].copy_of) is not None and other not in seen:
             seen.append(other)
         return seen[-1]
 
     def shape(self, role: str) -> ModelShape:
-        """The shape of the language model that a role begins as.
+        """Returns the shape of the language model that a role begins as.
 
         Raises:
             ConfigError: no model, no tokenizer for a new one, a config.json that cannot be read.
@@ -163,7 +151,7 @@ class RoleBackends:
         return Vocabulary(size=size, origin=key, tokenizer=config.tokenizer)
 
     def longest(self, role: str) -> int | None:
-        """Tokens of the longest sample that a role's model takes; None where nothing says so."""
+        """Returns the tokens of the longest sample that a role's model takes; None if unknown."""
         source = self.source(role)
         match self.roles[source].model:
             case FreshModel() as fresh:
@@ -185,12 +173,7 @@ class RoleBackends:
             )
         if isinstance(config.model, str):
             known, file = self._read(config.model, role), config_file(config.model)
-            try:
-                shape = ModelShape.from_hf_config(known, where=f"{file} and roles.{role}.model")
-            except PlanError as error:
-                if known.get("model_type") not in FAMILIES and (like := _of_a_size(known)):
-                    error.hint = f"to plan for a model of about its size, {like}; {error.hint}"
-                raise
+            shape = ModelShape.from_hf_config(known, where=f"{file} and roles.{role}.model")
             if self._here and (shape.experts is not None or shape.latent is not None):
                 raise PlanError(
                     "experts and latent attention can be counted, but no backend here is known to "
@@ -212,49 +195,21 @@ class RoleBackends:
         return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
 
     def _read(self, folder: str, role: str) -> Mapping[str, object]:
-        """The `config.json` of a folder, or the file that is named."""
         if folder not in self._files:
             self._files[folder] = _read_json(config_file(folder), role)
         return self._files[folder]
 
 
-def _of_a_size(config: Mapping[str, object]) -> str | None:
-    """The file of `configs/models` whose model has about as many weights in its layers as one of
-    another family; None where nothing says so."""
-    wanted = _rough_size(config)
-    if wanted is None:
-        return None
-    sizes: dict[Path, float] = {}
-    for path in sorted(SHAPES.glob("*.json")):
-        size = _rough_size(decode_json(path.read_text(encoding="utf-8")))
-        if size is not None:
-            sizes[path] = size
-    if not sizes:
-        return None
-    return f"name {min(sizes, key=lambda path: abs(math.log(sizes[path] / wanted)))}"
-
-
-def _rough_size(config: object) -> float | None:
-    """Weights of the layers of a dense model, but for a factor that such models share."""
-    if not isinstance(config, dict) or any("expert" in key for key in config):
-        return None
-    size = 1.0
-    for key in ("hidden_size", "hidden_size", "num_hidden_layers"):
-        value = config.get(key)
-        if not isinstance(value, int) or not 1 <= value <= 1 << 20:
-            return None
-        size *= value
-    return size
-
-
 def config_file(model: str) -> Path:
-    """The `config.json` of a model: the file itself, or what is in the folder."""
+    """Returns the `config.json` of a model: the file itself, or that of its folder."""
     return Path(model) if model.endswith(".json") else Path(model) / "config.json"
 
 
 def _read_json(path: Path, role: str) -> Mapping[str, object]:
     try:
         value = decode_json(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it holds no JSON object")
     except (OSError, ValueError) as error:
         raise ConfigError(
             "the model's config.json cannot be read",
@@ -263,12 +218,4 @@ def _read_json(path: Path, role: str) -> Mapping[str, object]:
             hint="take the config.json that came with the model: alone (FILE.json) to plan, or in "
             "its folder",
         ) from error
-    if not isinstance(value, dict):
-        raise ConfigError(
-            "the model's config.json is no mapping",
-            where=f"{path} and roles.{role}.model",
-            found=type(value).__name__,
-            expected="a JSON object with model_type and the sizes of the model",
-            hint="name the config.json that came with the model",
-        )
     return value

@@ -1,41 +1,26 @@
-"""Whether what plays each role of a run can do what the programs ask of it."""
+"""Checks that the backend and the model of each role can do what the programs ask of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from flowrl.backend.capabilities import Capabilities, Head, Service
 from flowrl.backend.registry import available
+from flowrl.compiler.lowering import LoweredStage
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
 from flowrl.passes.context import sampling_node
-from flowrl.program import Workflow
 from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Grammar
 from flowrl.wording import listing, suggestion
 
-__all__ = ["StageRoles", "check_roles", "head_of"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRoles:
-    """A stage as far as its roles need it."""
-
-    name: str
-    workflow: Workflow
-    graph: Graph
-
-    @property
-    def kinds(self) -> Mapping[str, RoleKind]:
-        """What the program says of each role that does something."""
-        return {r.name: r.kind for r in self.workflow.roles if r.name in self.graph.roles}
-
+__all__ = ["check_roles", "head_of"]
 
 _SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
     Policy: (Service.GENERATE, Service.TRAIN),
@@ -44,17 +29,17 @@ _SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
     Reward: (Service.SCORE,),
     Environment: (Service.ENVIRONMENT,),
 }
-"""What a backend must offer, one of, to play a role of each kind."""
+"""The services of which a backend must offer one, for each kind of role."""
 
 _MODELS: tuple[RoleKind, ...] = (Policy, Critic, RewardModel)
 
 
 def head_of(kind: RoleKind) -> Head:
-    """What the model of a role ends in."""
+    """Returns the head of the model of a role."""
     return "value" if kind in (Critic, RewardModel) else "lm"
 
 
-def check_roles(stages: Sequence[StageRoles], role_backends: RoleBackends) -> None:
+def check_roles(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> None:
     """Checks the roles of all stages.
 
     Raises:
@@ -77,32 +62,37 @@ def check_roles(stages: Sequence[StageRoles], role_backends: RoleBackends) -> No
             raise problem
 
 
-def _check_named(role_backends: RoleBackends, stage: StageRoles) -> None:
+def _check_named(role_backends: RoleBackends, stage: LoweredStage) -> None:
     for role in stage.graph.roles:
         if role in role_backends.roles:
             continue
         node = next(node for node in stage.graph.nodes if node.role == role)
         raise ConfigError(
             f"workflow {stage.workflow.name!r} has a role {role!r} that the config does not name",
-            where=f"{node.source or stage.workflow.source} and {role_backends.place('roles')}",
+            where=f"{node.source or stage.workflow.source} and "
+            f"{role_backends.loaded.where('roles')}",
             found=f"roles {listing(role_backends.roles)}",
             hint=suggestion(role, role_backends.roles)
-            or _player(role, stage.kinds[role], role_backends),
+            or _missing_role(role, stage.kinds[role], role_backends),
         )
 
 
-def _player(role: str, kind: RoleKind, role_backends: RoleBackends) -> str:
-    """What the config may say of a role that it lacks."""
+def _missing_role(role: str, kind: RoleKind, role_backends: RoleBackends) -> str:
     if kind in _MODELS:
         return role_backends.suggest_model(role)
+    return f"set roles.{role}.backend to one that offers {_offering(kind)}"
+
+
+def _offering(kind: RoleKind) -> str:
+    """Returns the services that a kind of role needs, and the installed backends with one."""
     wanted = _SERVICES[kind]
     names = _backends(lambda capabilities: bool(capabilities.services & set(wanted)))
-    return f"set roles.{role}.backend to one that offers {' or '.join(wanted)}: {names}"
+    return f"{' or '.join(wanted)}: {names}"
 
 
-def _check_one_kind(stages: Sequence[StageRoles]) -> None:
-    """A role has one model for the whole run, which ends in one head."""
-    seen: dict[str, tuple[RoleKind, StageRoles]] = {}
+def _check_one_kind(stages: Sequence[LoweredStage]) -> None:
+    """Checks that a role has one model with one head for the whole run."""
+    seen: dict[str, tuple[RoleKind, LoweredStage]] = {}
     for stage in stages:
         for name, kind in stage.kinds.items():
             first, before = seen.setdefault(name, (kind, stage))
@@ -122,20 +112,18 @@ def _named(kind: RoleKind) -> str:
 
 
 def _check_backend(
-    role_backends: RoleBackends, stage: StageRoles, name: str, kind: RoleKind
+    role_backends: RoleBackends, stage: LoweredStage, name: str, kind: RoleKind
 ) -> None:
     backend = role_backends.roles[name].backend
     capabilities = role_backends.plugin(name).capabilities
-    wanted = _SERVICES[kind]
-    where = f"{stage.workflow.source} and {role_backends.where(name, 'backend')}"
-    if not capabilities.services & set(wanted):
+    where = f"{stage.workflow.source} and {role_backends.loaded.where(f'roles.{name}.backend')}"
+    if not capabilities.services & set(_SERVICES[kind]):
         raise ConfigError(
             f"role {name!r} of workflow {stage.workflow.name!r} is {_named(kind)}, which backend "
             f"{backend!r} cannot play",
             where=where,
             found=f"it offers {', '.join(sorted(capabilities.services)) or 'nothing'}",
-            expected=f"a backend that offers {' or '.join(wanted)}: "
-            + _backends(lambda c: bool(c.services & set(wanted))),
+            expected=f"a backend that offers {_offering(kind)}",
             hint=_other_kind(name, kind, capabilities),
         )
     head = head_of(kind)
@@ -152,7 +140,6 @@ def _check_backend(
 
 
 def _other_kind(name: str, kind: RoleKind, capabilities: Capabilities) -> str:
-    """What the role may have been meant to be."""
     if kind is Reward and Service.TRAIN in capabilities.services:
         return (
             f"annotate it {name}: fl.RewardModel where a model scores, or set roles.{name}.backend"
@@ -172,13 +159,13 @@ def _backends(fits: Callable[[Capabilities], bool]) -> str:
 
 
 def _check_copy(
-    role_backends: RoleBackends, stage: StageRoles, name: str, kinds: Mapping[str, RoleKind]
+    role_backends: RoleBackends, stage: LoweredStage, name: str, kinds: Mapping[str, RoleKind]
 ) -> None:
     other = role_backends.roles[name].copy_of
     if other is None or other not in kinds:
         return
     kind, copied = kinds[name], kinds[other]
-    where = f"{stage.workflow.source} and {role_backends.where(name, 'copy_of')}"
+    where = f"{stage.workflow.source} and {role_backends.loaded.where(f'roles.{name}.copy_of')}"
     if kind not in _MODELS or copied not in _MODELS:
         bare, bare_kind = (name, kind) if kind not in _MODELS else (other, copied)
         raise ConfigError(
@@ -196,34 +183,35 @@ def _check_copy(
         )
 
 
-def _grammars(role_backends: RoleBackends, stage: StageRoles) -> Iterator[GraphError]:
+def _grammars(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
     for node in stage.graph.of_op(Op.GENERATE):
         grammar = node.attr("grammar")
         if not isinstance(grammar, Grammar) or node.role is None:
             continue
-        held = role_backends.plugin(node.role).capabilities.grammars
-        if grammar.kind not in held:
+        kind, known = grammar.kind, role_backends.plugin(node.role).capabilities.grammars
+        if kind not in known:
             backend = role_backends.roles[node.role].backend
-            yield _not_held(node, grammar.kind, backend, held)
+            yield node_error(
+                node,
+                f"{node.id} holds its tokens to a grammar ({kind}), which backend {backend!r} "
+                "cannot",
+                found=f"it holds {', '.join(sorted(known)) or 'no grammars'}",
+                expected=f"roles.{node.role}.backend that holds {kind}: " + _with_grammar(kind),
+            )
 
 
-def _not_held(node: Node, kind: str, backend: str, held: frozenset[str]) -> GraphError:
-    return node_error(
-        node,
-        f"{node.id} holds its tokens to a grammar ({kind}), which backend {backend!r} cannot",
-        found=f"it holds {', '.join(sorted(held)) or 'no grammars'}",
-        expected=f"roles.{node.role}.backend that holds {kind}: "
-        + _backends(lambda capabilities: kind in capabilities.grammars),
-    )
+def _with_grammar(kind: str) -> str:
+    return _backends(lambda capabilities: kind in capabilities.grammars)
 
 
 def _meetings(
-    stage: StageRoles, role_backends: RoleBackends, readers: list[str]
+    stage: LoweredStage, role_backends: RoleBackends, readers: list[str]
 ) -> Iterator[FlowError]:
-    """Models that must fit each other: readers of samples and who drew them; syncs.
+    """Yields models that do not fit each other: readers and generators of samples, and syncs.
 
     Args:
-        readers: Roles that read the data, which is encoded once for the whole run; is added to.
+        readers: Roles that read the data, which is encoded once for the whole run. The roles of
+            this stage are added.
     """
     graph = stage.graph
     for node in graph.nodes:
@@ -233,13 +221,15 @@ def _meetings(
             continue
         generate = None if node.op is Op.GENERATE else sampling_node(graph, node)
         if generate is not None:
-            yield from _same_words(node, str(generate.role), f"{generate.id} draws", role_backends)
+            yield from _same_vocabulary(
+                node, str(generate.role), f"{generate.id} draws", role_backends
+            )
         else:
             readers.append(node.role)
-            yield from _same_words(node, readers[0], f"{readers[0]} reads too", role_backends)
+            yield from _same_vocabulary(node, readers[0], f"{readers[0]} reads too", role_backends)
 
 
-def _same_words(
+def _same_vocabulary(
     node: Node, other: str, how: str, role_backends: RoleBackends
 ) -> Iterator[FlowError]:
     role = str(node.role)
@@ -260,7 +250,6 @@ def _same_words(
 
 
 def _same_model(graph: Graph, sync: Node, role_backends: RoleBackends) -> Iterator[FlowError]:
-    """Weights that one role takes over from another must fit it."""
     edge = graph.feeding(sync.id, "weights")
     source = None if edge is None else graph.node(edge.src).role
     if source is None or sync.role is None or source == sync.role:

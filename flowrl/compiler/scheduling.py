@@ -1,4 +1,4 @@
-"""The rules of a stage's rollout scheduler, as its configuration says them.
+"""The rules of a stage's rollout scheduler, from its configuration.
 
 `train.policies` names a policy for each rule, by its kind or with its options:
 
@@ -52,46 +52,44 @@ def scheduler_settings(
     num_engines: int = 1,
     key: str = "train",
 ) -> SchedulerSettings:
-    """The settings of a rollout's scheduler.
+    """Returns the settings of a rollout's scheduler.
 
     Args:
         group_size: Samples for each prompt.
         max_staleness: Publications that a sample may be behind.
-        judges_groups: Filters judge its groups as soon as they are scored.
-        num_engines: Engines that draw for it. Of several, one that fails again and again is closed
-            for a while, unless the policies say otherwise.
-        key: Of `train` in the config.
+        judges_groups: True if filters judge its groups as soon as they are scored.
+        num_engines: Engines that generate for it. One of several that fails again and again is
+            quarantined, unless the policies say otherwise.
+        key: The key of `train` in the config.
 
     Raises:
-        ConfigError: a rule, a kind or an option that there is not, or that does not go with others.
+        ConfigError: an unknown rule, kind or option, or options that exclude each other.
     """
+    key = f"{key}.policies"
     chosen: dict[str, Any] = {}
     options: Mapping[str, Scalar] = {}
     for name, value in train.policies.items():
-        where = f"{key}.policies.{name}"
         if name not in POLICY_KINDS:
-            raise _unknown(name, POLICY_KINDS, f"{key}.policies", "rule of the scheduler")
+            raise _unknown(name, POLICY_KINDS, key, "rule of the scheduler")
         if name == "admission":
-            options = _options(value, where)
+            options = _admission_options(value, f"{key}.admission")
         else:
-            chosen["refill_by" if name == "refill" else name] = _policy(name, value, where)
+            policy = _policy(name, value, f"{key}.{name}")
+            chosen["refill_by" if name == "refill" else name] = policy
     if num_engines > 1:
         chosen.setdefault("quarantine", policies.Quarantine())
     spare = chosen.get("over_sampling", policies.OverSampling()).prompts
+    if max_staleness or spare:
+        sizes = {"groups": train.prompts_per_step, **options}
+        chosen["admission"] = _made(policies.AgeBudget, sizes, f"{key}.admission")
+    elif options:
+        raise ConfigError(
+            "a synchronous stage admits all that it is offered",
+            where=f"{key}.admission",
+            found=", ".join(options),
+            hint=f"set {key.removesuffix('.policies')}.max_staleness, or leave the options out",
+        )
     try:
-        if max_staleness or spare:
-            chosen["admission"] = _made(
-                policies.AgeBudget,
-                {"groups": train.prompts_per_step, **options},
-                f"{key}.policies.admission",
-            )
-        elif options:
-            raise ConfigError(
-                "a synchronous stage admits all that it is offered",
-                where=f"{key}.policies.admission",
-                found=", ".join(options),
-                hint=f"set {key}.max_staleness, or leave the options out",
-            )
         return SchedulerSettings(
             group_size=group_size,
             max_staleness=max_staleness,
@@ -100,13 +98,13 @@ def scheduler_settings(
             **chosen,
         )
     except SchedulerError as error:
-        raise ConfigError(
-            error.what,
-            where=f"{key}.policies",
-            found=error.found,
-            expected=error.expected,
-            hint=error.hint,
-        ) from error
+        raise _at_key(error, key) from error
+
+
+def _at_key(error: SchedulerError, key: str) -> ConfigError:
+    return ConfigError(
+        error.what, where=key, found=error.found, expected=error.expected, hint=error.hint
+    )
 
 
 def _policy(name: str, value: str | Mapping[str, Scalar], where: str) -> Spec:
@@ -119,35 +117,32 @@ def _policy(name: str, value: str | Mapping[str, Scalar], where: str) -> Spec:
     return _made(kinds[kind], given, where)
 
 
-def _options(value: str | Mapping[str, Scalar], where: str) -> Mapping[str, Scalar]:
+def _admission_options(value: str | Mapping[str, Scalar], where: str) -> Mapping[str, Scalar]:
     if isinstance(value, str) or not value.keys() <= {"slack", "queue"}:
-        found = value if isinstance(value, str) else ", ".join(value)
         raise ConfigError(
             "the age budget follows from the sizes of the stage",
             where=where,
-            found=found,
+            found=value if isinstance(value, str) else ", ".join(value),
             expected="slack, queue",
             hint="write {slack: N} or {queue: N}, or leave it out",
         )
     return value
 
 
+_TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}
+
+
 def _made(kind: type[Spec], options: Mapping[str, Scalar], where: str) -> Spec:
-    every = fields(kind)  # type: ignore[arg-type]
-    types = {of.name: of.type for of in every if "user" not in of.metadata}
-    names_sources = len(types) < len(every)
+    declared = fields(kind)  # type: ignore[arg-type]
+    types = {field.name: str(field.type) for field in declared if "user" not in field.metadata}
+    if len(types) < len(declared):  # further options are weights of sources, by their names
+        types = dict.fromkeys(options, "float") | types
     for name, value in options.items():
-        if name not in types and names_sources:
-            types[name] = "float"  # a source, by its name
         if name not in types:
             raise _unknown(name, types, where, f"option of {kind.kind}")
-        wanted = str(types[name])
-        fits = {
-            "int": isinstance(value, int) and not isinstance(value, bool),
-            "float": isinstance(value, int | float) and not isinstance(value, bool),
-            "bool": isinstance(value, bool),
-        }.get(wanted, False)
-        if not fits:
+        wanted = types[name]
+        allowed = _TYPES.get(wanted, ())
+        if not isinstance(value, allowed) or isinstance(value, bool) != (bool in allowed):
             raise ConfigError(
                 f"{name} of {kind.kind} must be of another type",
                 where=where,
@@ -158,9 +153,7 @@ def _made(kind: type[Spec], options: Mapping[str, Scalar], where: str) -> Spec:
     try:
         return kind.from_json(options)
     except SchedulerError as error:
-        raise ConfigError(
-            error.what, where=where, found=error.found, expected=error.expected, hint=error.hint
-        ) from error
+        raise _at_key(error, where) from error
 
 
 def _unknown(name: str, choices: Mapping[str, object], where: str, what: str) -> ConfigError:

@@ -1,35 +1,31 @@
-"""Program to plan: trace, lower, place. No tensor library is imported, no data is read."""
+"""Compiles the stages of a configuration to plans, without a tensor library and without data."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
-from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
+from flowrl.compiler.lowering import LoweredStage, lower_stages
+from flowrl.compiler.requests import plan_requests
+from flowrl.compiler.reward_terms import check_score_bounds
 from flowrl.compiler.role_backends import RoleBackends
-from flowrl.compiler.roles import StageRoles, check_roles
-from flowrl.compiler.score_bounds import check_score_bounds
-from flowrl.compiler.sizes import SizedStage, check_sizes
-from flowrl.compiler.warnings import warn_of, warn_of_run
+from flowrl.compiler.roles import check_roles
+from flowrl.compiler.sizes import check_sizes
+from flowrl.compiler.warnings import warn
 from flowrl.config.load import LoadedConfig
-from flowrl.config.schema import StageConfig, TrainConfig
+from flowrl.config.schema import RunConfig, StageConfig
 from flowrl.cost.source import Cost
 from flowrl.errors import ConfigError, PlanError, combine
-from flowrl.graph import Graph, Op
-from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
-from flowrl.passes.context import Decision
-from flowrl.passes.logprobs import decisions_on_old_logprobs
-from flowrl.passes.simplify import decisions_on_merging, merge_logprobs
+from flowrl.graph import Graph
+from flowrl.passes import Context, RoleCost, annotate_cost
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
 from flowrl.plan.host import plan_sizes
-from flowrl.program import Workflow, load_workflow
-from flowrl.specs import GroupRelative, PolicyClip
-from flowrl.specs.function import definition_of
+from flowrl.plan.names import device_names
+from flowrl.program import Workflow
 
 if TYPE_CHECKING:
     from flowrl.compiler.local_options import LocalOptions
@@ -38,9 +34,8 @@ __all__ = [
     "CompiledStage",
     "ask_last_stage",
     "compile_stages",
-    "lower",
     "of_no_stage",
-    "sampling_of",
+    "require_here",
     "trace_stages",
 ]
 
@@ -50,12 +45,12 @@ class CompiledStage:
     """A stage, ready to be executed.
 
     Attributes:
-        traced: What the program says.
-        context: What it is lowered with.
+        traced: The graph of the program.
+        context: The settings that it is lowered with.
         graph: The lowered graph, with the cost of each node.
         plan: Where and how it runs.
-        placed: The same graph, with what the plan says of each node.
-        local: What the plan left open on one device; None where it is over many.
+        placed: The lowered graph, with the placement of each node.
+        local: What a plan for one device leaves open; None for a plan over many devices.
     """
 
     name: str
@@ -69,33 +64,12 @@ class CompiledStage:
     local: LocalOptions | None = None
 
     def with_plan(self, plan: PlacementPlan) -> CompiledStage:
-        """The stage by another plan of its graph.
+        """Returns the stage with another plan of its graph.
 
         Raises:
             PlanError, GraphError: the plan is of another graph.
         """
         return replace(self, plan=plan, placed=place(self.graph, plan))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traced:
-    """A stage's program, bound to its roles, and what it says."""
-
-    name: str
-    workflow: Workflow
-    traced: Graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lowered:
-    """A stage's program, and what the passes made of it."""
-
-    name: str
-    workflow: Workflow
-    traced: Graph
-    context: Context
-    graph: Graph
-    decisions: tuple[Decision, ...]
 
 
 def compile_stages(
@@ -119,29 +93,28 @@ def compile_stages(
             configuration, a program, its graph, a backend, or the fit on the devices; a given plan
             of other stages or sizes.
     """
-    config = loaded.config
-    here = config.cluster == "auto" and pool is None and given is None
+    cluster = loaded.config.cluster
+    here = cluster == "auto" and pool is None and given is None
     stages, requests = _asked(loaded, workflow, here=here)
     if given is not None:
-        return _by_plan(loaded, stages, requests, given, cost_of)
+        return _by_plan(stages, requests, given, cost_of)
     if pool is None:
-        pool = _pool_of(config.cluster)
-    placed, problems = list[CompiledStage](), list[PlanError]()
+        pool = _pool_of(cluster)
+    compiled, problems = list[CompiledStage](), list[PlanError]()
     for stage, request in zip(stages, requests, strict=True):
         if problems and not request.options.pins:
             continue
         # A single device takes no estimates.
         cost = cost_of(request) if cost_of is not None and not here else None
-        of_stage = config.stage_config(stage.name)
         try:
-            placed.append(_placed(loaded, stage, of_stage, request, pool, cost))
+            compiled.append(_planned(loaded, stage, request, pool, cost))
         except PlanError as error:
             if not request.options.pins:
                 raise
-            problems.append(error)  # those of other stages' pins are told with it
+            problems.append(error)  # errors of other stages' pins are reported with it
     if problems:
         raise combine(problems)
-    return tuple(placed)
+    return tuple(compiled)
 
 
 def _pool_of(cluster: str) -> ResourcePool:
@@ -152,21 +125,19 @@ def _pool_of(cluster: str) -> ResourcePool:
     return discover()
 
 
-def ask_last_stage(
-    loaded: LoadedConfig, *, workflow: Workflow | str | None = None
-) -> tuple[Graph, PlanRequest]:
-    """The lowered graph of the last stage, and what is asked of a plan for other machines.
+def ask_last_stage(loaded: LoadedConfig) -> tuple[Graph, PlanRequest]:
+    """Returns the last stage's lowered graph and its request for a plan for other machines.
 
     Raises:
         ConfigError, TraceError, GraphError, PlanError, BackendError: as `compile_stages` does, but
             for the fit on devices.
     """
-    stages, requests = _asked(loaded, workflow, here=False)
+    stages, requests = _asked(loaded, None, here=False)
     return stages[-1].graph, requests[-1]
 
 
 def trace_stages(loaded: LoadedConfig) -> dict[str, Graph]:
-    """What the program of every stage says, checked as for other machines; nothing is planned.
+    """Returns the traced graph of every stage, checked as for other machines; plans nothing.
 
     Raises:
         ConfigError, TraceError, GraphError, BackendError: as `compile_stages` does.
@@ -177,205 +148,29 @@ def trace_stages(loaded: LoadedConfig) -> dict[str, Graph]:
 
 def _asked(
     loaded: LoadedConfig, workflow: Workflow | str | None, *, here: bool
-) -> tuple[list[_Lowered], list[PlanRequest]]:
-    """All stages, lowered and checked, with what is asked of the planner.
+) -> tuple[list[LoweredStage], list[PlanRequest]]:
+    """Returns all stages, lowered and checked, with their requests to the planner.
 
     Args:
         here: The plan is for this very machine.
     """
-    config = loaded.config
-    workflows = [
-        _workflow_of(loaded, name, workflow if name == config.stages[-1] else None)
-        for name in config.stages
-    ]
     role_backends = RoleBackends(loaded, here=here)
-    programs = [
-        _traced(loaded, name, program)
-        for name, program in zip(config.stages, workflows, strict=True)
-    ]
-    copies = _exact_copies(loaded, [program.traced for program in programs])
-    stages = [_lowered(loaded, program, copies, role_backends) for program in programs]
-    roles = [StageRoles(name=s.name, workflow=s.workflow, graph=s.graph) for s in stages]
-    check_roles(roles, role_backends)
-    sized = _sized(loaded, stages, role_backends)
-    check_sizes(loaded, sized)
-    check_score_bounds(loaded, sized)
-    for stage in stages:
-        warn_of(stage.graph, stage.context)
-    warn_of_run(loaded, roles, sized, role_backends)
-    asked = [
-        StageRequest(
-            name=s.name,
-            graph=s.graph,
-            decisions=s.decisions,
-            max_staleness=s.context.max_staleness,
-        )
-        for s in stages
-    ]
-    kinds = {name: kind for stage in roles for name, kind in stage.kinds.items()}
-    return stages, plan_requests(loaded, asked, kinds, role_backends, here=here)
-
-
-def lower(workflow: Workflow) -> Graph:
-    """The lowered graph of a workflow without a configuration: every default is the engine's."""
-    return run_passes(workflow.trace(), Context(max_staleness=workflow.max_staleness or 0))
-
-
-def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) -> Workflow:
-    if isinstance(given, Workflow):
-        return given
-    if given is not None and not isinstance(given, str):
-        raise ConfigError(
-            "this is no workflow to compile",
-            where=_definition(given) or "workflow",
-            found=repr(given),
-            expected="a function marked @fl.workflow, or a reference to one, such as mine.py:NAME",
-            hint="write @fl.workflow above its `def`" if inspect.isfunction(given) else None,
-        )
-    last = name == loaded.config.stages[-1]
-    key = "workflow" if last else f"stage.{name}.workflow"
-    own = loaded.config.stage_config(name).workflow
-    if given is not None:
-        return load_workflow(given)
-    if own is not None:
-        return load_workflow(own, where=loaded.where(key))
-    return load_workflow(name, where=loaded.where("stages"))
-
-
-def _definition(given: object) -> str | None:
-    return definition_of(given) if inspect.isfunction(given) else None
-
-
-def _traced(loaded: LoadedConfig, name: str, workflow: Workflow) -> _Traced:
-    """Binds and traces a stage's program."""
-    stage = loaded.config.stage_config(name)
-    try:
-        workflow = workflow.bind(stage.bind)
-        return _Traced(name=name, workflow=workflow, traced=workflow.trace(stage.args))
-    except ConfigError as error:
-        if error.where is not None and error.where.startswith(("args.", "bind.")):
-            prefix = "" if name == loaded.config.stages[-1] else f"stage.{name}."
-            error.where = loaded.where(f"{prefix}{error.where}")
-        raise
-
-
-def _lowered(
-    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], role_backends: RoleBackends
-) -> _Lowered:
-    """Lowers a stage's program."""
-    context = _context(loaded, program, copies, role_backends)
-    decisions: list[Decision] = []
-
-    def note(record: PassRecord) -> None:
-        if record.name == merge_logprobs.__name__:
-            decisions.extend(decisions_on_merging(record.before, context))
-
-    graph = run_passes(program.traced, context, observer=note)
-    decisions += decisions_on_old_logprobs(graph, context)
-    return _Lowered(
-        name=program.name,
-        workflow=program.workflow,
-        traced=program.traced,
-        context=context,
-        graph=graph,
-        decisions=tuple(decisions),
-    )
-
-
-def _context(
-    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], role_backends: RoleBackends
-) -> Context:
-    """What a stage is lowered with."""
-    config, name = loaded.config, program.name
-    stage, algorithm = config.stage_config(name), config.algorithm
-    train = stage.train
-    # One that the config does not name is refused after lowering, if it is still there then.
-    named = [role for role in program.traced.roles if role in config.roles]
-    capabilities = {role: role_backends.plugin(role).capabilities for role in named}
-    return Context(
-        group_size=train.group_size,
-        prompts_per_step=train.prompts_per_step,
-        mini_batches=train.mini_batches,
-        sampling=sampling_of(stage),
-        advantage=GroupRelative(std=algorithm.advantage.std),
-        loss=PolicyClip(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            aggregation=algorithm.aggregation,
-        ),
-        max_staleness=_staleness(loaded, program, train),
-        truncated=train.truncated,
-        trust_rollout_logprobs=algorithm.trust_rollout_logprobs,
-        shares_weights={role: capabilities[role].shares_weights for role in named},
-        repeats_truncation={role: capabilities[role].repeats_truncation for role in named},
-        copies={role: copies[role] for role in named if role in copies},
-        train_key="train" if name == config.stages[-1] else f"stage.{name}.train",
-    )
-
-
-def _staleness(loaded: LoadedConfig, program: _Traced, train: TrainConfig) -> int:
-    """What the program declares; what the config says, where it leaves that open."""
-    declared = program.workflow.max_staleness
-    if declared is None:
-        return train.max_staleness
-    # A 0 in the config may be its default, as in the resolved config of a run folder.
-    if train.max_staleness not in (0, declared):
-        prefix = "" if program.name == loaded.config.stages[-1] else f"stage.{program.name}."
-        key = f"{prefix}train.max_staleness"
-        raise ConfigError(
-            f"workflow '{program.workflow.name}' declares max_staleness={declared}, and the config "
-            f"asks for {train.max_staleness}",
-            where=f"{program.workflow.source} and {loaded.where(key)}",
-            expected="one bound on the age of samples",
-            hint=f"leave {key} out, or max_staleness at @fl.workflow",
-        )
-    return declared
-
-
-def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, str]:
-    """Roles that begin every stage as a copy of another one, played alike.
-
-    A copy that some stage trains is made once, and keeps what it learnt.
-    """
-    known, found = loaded.config.roles, {}
-    trained = {node.role for graph in programs for node in graph.of_op(Op.UPDATE)}
-    for role, config in known.items():
-        other = config.copy_of
-        if other is None or other not in known or known[other].backend != config.backend:
-            continue
-        if role not in trained and config.dtype in ("auto", known[other].dtype):
-            found[role] = other
-    return found
-
-
-def _sized(
-    loaded: LoadedConfig, stages: list[_Lowered], role_backends: RoleBackends
-) -> list[SizedStage]:
-    sized = []
-    for stage, (name, prefix) in zip(stages, loaded.stage_prefixes(), strict=True):
-        own = [role for role in stage.graph.roles if loaded.config.roles[role].model is not None]
-        limits = {role: role_backends.longest(role) for role in own}
-        sized.append(
-            SizedStage(
-                name=name,
-                prefix=prefix,
-                traced=stage.traced,
-                lowered=stage.graph,
-                limits={role: limit for role, limit in limits.items() if limit is not None},
-            )
-        )
-    return sized
+    stages = lower_stages(loaded, role_backends, workflow)
+    check_roles(stages, role_backends)
+    check_sizes(stages, role_backends)
+    check_score_bounds(loaded, [stage.graph for stage in stages])
+    warn(stages, role_backends)
+    return stages, plan_requests(stages, role_backends, here=here)
 
 
 def _by_plan(
-    loaded: LoadedConfig,
-    stages: list[_Lowered],
-    requests: list[PlanRequest],
+    stages: Sequence[LoweredStage],
+    requests: Sequence[PlanRequest],
     plan: PlacementPlan,
     cost_of: Callable[[PlanRequest], Cost] | None,
 ) -> tuple[CompiledStage, ...]:
-    """The stages of a plan's graph, by this plan, which is priced anew."""
-    found = []
+    """Returns the stages of a plan's graph with this plan, whose times are computed again."""
+    compiled = []
     for stage, request in zip(stages, requests, strict=True):
         if stage.graph.name != plan.graph:
             continue
@@ -392,19 +187,16 @@ def _by_plan(
                 hint="undo the edit, change the configuration, or make the plan again: "
                 "flowrl plan CONFIG -o FILE",
             )
-        config = loaded.config.stage_config(stage.name)
-        found.append(
-            _with_plan(stage, config, request, _priced(stage, request, plan, cost_of), None)
-        )
-    if not found:
+        compiled.append(_with_plan(stage, request, _priced(stage, request, plan, cost_of)))
+    if not compiled:
         raise of_no_stage(plan, stages, where=f"the plan of {plan.graph!r}: graph")
-    return tuple(found)
+    return tuple(compiled)
 
 
 def of_no_stage(
-    plan: PlacementPlan, stages: Sequence[CompiledStage | _Lowered], *, where: str
+    plan: PlacementPlan, stages: Sequence[CompiledStage | LoweredStage], *, where: str
 ) -> ConfigError:
-    """What is told of a plan whose graph no stage of the run has."""
+    """Returns the error of a plan whose graph no stage of the run has."""
     graphs = [repr(name) for name in dict.fromkeys(stage.graph.name for stage in stages)]
     are = "the stage" if len(graphs) == 1 else "one of the stages"
     return ConfigError(
@@ -418,12 +210,12 @@ def of_no_stage(
 
 
 def _priced(
-    stage: _Lowered,
+    stage: LoweredStage,
     request: PlanRequest,
     plan: PlacementPlan,
     cost_of: Callable[[PlanRequest], Cost] | None,
 ) -> PlacementPlan:
-    """A plan with what follows from its decisions, which somebody may have edited."""
+    """Returns a plan with what follows from its decisions, which somebody may have edited."""
     if plan.schedule is None:
         return plan
     from flowrl.plan.groups import cost_of as estimates
@@ -433,54 +225,77 @@ def _priced(
     return priced(stage.graph, request, plan, cost, where=f"the plan of {plan.graph!r}")
 
 
-def _placed(
+def _planned(
     loaded: LoadedConfig,
-    stage: _Lowered,
-    config: StageConfig,
+    stage: LoweredStage,
     request: PlanRequest,
     pool: ResourcePool,
     cost: Cost | None,
 ) -> CompiledStage:
     plan = make_plan(stage.graph, request, pool, cost)
-    local = None
-    if plan.schedule is None:
-        from flowrl.compiler.local_options import local_options  # of plans for one device alone
+    if plan.schedule is not None:
+        return _with_plan(stage, request, plan)
+    from flowrl.compiler.local_options import local_options  # for plans for one device alone
 
-        local = local_options(loaded, config, stage.graph, plan, stage.context)
-        plan = local.default(stage.graph)
-    return _with_plan(stage, config, request, plan, local)
+    local = local_options(loaded, stage, plan)
+    return replace(_with_plan(stage, request, local.default(stage.graph)), local=local)
 
 
-def _with_plan(
-    stage: _Lowered,
-    config: StageConfig,
-    request: PlanRequest,
-    plan: PlacementPlan,
-    local: LocalOptions | None,
-) -> CompiledStage:
-    # The plan chooses parameter types, which bytes follow from.
-    context = replace(stage.context, costs=_costs(request, stage.graph, plan))
+def _with_plan(stage: LoweredStage, request: PlanRequest, plan: PlacementPlan) -> CompiledStage:
+    costs = {}
+    for placement in plan.placements:
+        role = request.role(placement.role)
+        if (shape := request.shape_of(role)) is not None:
+            # The plan chooses parameter types, on which numbers of bytes depend.
+            work = workload(role, request, stage.graph, placement.dtype)
+            costs[placement.role] = RoleCost(shape=shape, work=work)
+    context = replace(stage.context, costs=costs)
     graph = annotate_cost(stage.graph, context)
     return CompiledStage(
         name=stage.name,
-        config=config,
+        config=stage.config,
         workflow=stage.workflow,
         traced=stage.traced,
         context=context,
         graph=graph,
         plan=plan,
         placed=place(graph, plan),
-        local=local,
     )
 
 
-def _costs(request: PlanRequest, graph: Graph, plan: PlacementPlan) -> dict[str, RoleCost]:
-    """Of the roles with a model, as the plan places them."""
-    costs = {}
-    for placement in plan.placements:
-        role = request.role(placement.role)
-        shape = request.shape_of(role)
-        if shape is not None:
-            work = workload(role, request, graph, placement.dtype)
-            costs[placement.role] = RoleCost(shape=shape, work=work)
-    return costs
+def require_here(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+    """Checks that the models of the stages can be opened on this machine.
+
+    Raises:
+        PlanError: the plan is for devices that are not here.
+        ConfigError: a model without weights.
+    """
+    edited = config.cluster == "auto"  # the plan was made for this machine
+    if edited:
+        pools = [stage.local.base.pool for stage in stages if stage.local is not None]
+        here = {device.address for pool in pools for device in pool.devices}
+    else:
+        here = {address for address, _, _ in _pool_of("auto")}
+    for stage in stages:
+        for i, placement in enumerate(stage.plan.placements):
+            missing = [device for device in placement.devices if device not in here]
+            if missing:
+                where = f"plan of {stage.name!r}: placements.{i}.devices"
+                raise PlanError(
+                    f"the plan places role {placement.role!r} on devices that are not here",
+                    where=where if edited else f"cluster ({config.cluster})",
+                    found=device_names(missing),
+                    expected=f"devices of this machine: {', '.join(sorted(here))}",
+                    hint="name one of them, or make the plan again: flowrl plan CONFIG -o FILE"
+                    if edited
+                    else "leave cluster=auto to run here; `flowrl plan` works for any cluster",
+                )
+    for name, role in config.roles.items():
+        if isinstance(role.model, str) and role.model.endswith(".json"):
+            raise ConfigError(
+                f"{name} has the shape of a model, and no weights to run",
+                where=f"roles.{name}.model",
+                found=role.model,
+                expected="a Hugging Face model folder, or the fields of a new model",
+                hint="`flowrl plan` and `flowrl simulate` need no weights",
+            )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.planning import assumed_lengths
+from flowrl.compiler.lengths import assumed_lengths
 from flowrl.config.schema import PlanConfig
 from flowrl.graph import Op
 from flowrl.plan.local import LocalChoice, over_budget

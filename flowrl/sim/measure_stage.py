@@ -29,7 +29,7 @@ from flowrl.backend.protocols import (
 )
 from flowrl.backend.registry import find
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.requests import row_needs
+from flowrl.compiler.reward_terms import row_needs
 from flowrl.config.schema import RunConfig
 from flowrl.cost.demand import phase_of
 from flowrl.data import PromptSet, Tokenizer, encode_prompts, load_rows, prepare_model_folder

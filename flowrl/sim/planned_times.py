@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.planning import lengths_of, mean_prompt
+from flowrl.compiler.lengths import lengths_of, mean_prompt
 from flowrl.config.schema import PlanConfig
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths

@@ -111,17 +111,10 @@ def test_a_name_like_none_of_them_is_not(capsys: pytest.CaptureFixture[str]):
             '{"model_type": ',
             ["config.json cannot be read", "alone (FILE.json) to plan, or in its folder"],
         ),
-        ("[]", ["config.json is no mapping", "name the config.json that came with the model"]),
+        ("[]", ["config.json cannot be read", "it holds no JSON object"]),
         (
             '{"model_type": "gemma2", "hidden_size": 3584, "num_hidden_layers": 42}',
-            [
-                "found: model_type 'gemma2'",
-                "about its size, name configs/models/llama-3.1-8b.json",
-            ],
-        ),
-        (
-            '{"model_type": "gemma2", "num_experts": 8, "hidden_size": 3584}',
-            ["to fix: take a model of one of these families (configs/models has some)"],
+            ["found: model_type 'gemma2'", "take a model of one of these families (configs/models"],
         ),
     ],
 )

@@ -91,7 +91,9 @@ def test_a_plan_that_cannot_run_here_says_so_before_all_else(flowrl: Run, more: 
 def test_a_plan_for_one_device_that_is_not_here_says_so_too(
     flowrl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flowrl.compiler.this_machine.discover", lambda: [("cpu:0", None, None)])
+    here = flowrl("configs/quickstart.yaml")[1]
+    assert "cannot run here" not in here
+    monkeypatch.setattr("flowrl.cluster.discover.discover", lambda: [("cpu:0", None, None)])
     cluster = tmp_path / "other.yaml"
     card = "{name: card, type: cuda, memory_gib: 24}"
     cluster.write_text(f"nodes: [{{name: other, cores: 8, memory_gib: 64, devices: [{card}]}}]")
@@ -106,8 +108,6 @@ def test_a_plan_for_one_device_that_is_not_here_says_so_too(
     assert flowrl("configs/quickstart.yaml", f"cluster={cluster}", "-o", str(file))[0] == 0
     by_file = flowrl("configs/quickstart.yaml", f"cluster={cluster}", "--plan", str(file))[1]
     assert by_file.startswith(f"{first}\nplan of grpo")
-    here = flowrl("configs/quickstart.yaml")[1]
-    assert "cannot run here" not in here
     assert flowrl("configs/quickstart.yaml", f"cluster={cluster}", "--json")[1].startswith("{")
 
 

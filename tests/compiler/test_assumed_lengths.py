@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl import api
-from flowrl.compiler.planning import assumed_lengths
+from flowrl.compiler.lengths import assumed_lengths
 from flowrl.config.schema import PlanConfig
 from flowrl.cost.lengths import LognormalLengths, mean_by_share_cut
 from flowrl.errors import ConfigError
@@ -39,11 +39,11 @@ def test_lengths_that_are_what_they_say_are_not_told_of(mean: float, sigma: floa
     assert not any("cut" in one or "says nothing" in one for one in told)
 
 
-def test_a_mean_above_the_longest_is_refused_with_one_that_fits(tmp_path):
+def test_a_mean_above_the_longest_is_refused(tmp_path):
     config = tiny_config(tmp_path)
     config["train"]["sampling"] = {"max_tokens": 100}
     config["roles"]["actor"]["model"] |= {"max_length": 200}
     config["plan"] = {"mean_response_tokens": 120, "sigma": 1.0}
     with pytest.raises(ConfigError, match="is longer than the longest") as caught:
         api.compile(None, config)
-    assert "set plan.mean_response_tokens=51, which cuts 20 % of responses, or" in str(caught.value)
+    assert "set plan.mean_response_tokens to at most 100, or raise" in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import flowrl as fl
-from flowrl.compiler.requests import row_needs
+from flowrl.compiler.reward_terms import row_needs
 from flowrl.data import RowNeeds, Split
 from tests.compiler.programs import config, grpo, imitate, judge_learns, model, play
 

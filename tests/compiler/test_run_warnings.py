@@ -9,7 +9,7 @@ import yaml
 
 import flowrl as fl
 from flowrl.errors import ConfigError
-from tests.compiler.programs import config, grpo, imitate, model, play, ppo
+from tests.compiler.programs import config, grpo, imitate, model, ppo
 
 
 def warned(caplog: pytest.LogCaptureFixture, workflow: fl.Workflow, **changes: Any) -> list[str]:
@@ -163,13 +163,6 @@ def test_a_length_penalty_of_episodes_is_compared_with_no_limit_of_one_response(
     assert warned(caplog, program, roles=of_games(128)) == []
 
 
-def test_observations_that_leave_no_room_are_told(caplog):
-    # 32 tokens, 8 of them for the prompt (data.max_prompt_tokens).
-    assert warned(caplog, playing(2, 23), roles=of_games()) == []
-    (said,) = warned(caplog, playing(2, 24), roles=of_games())
-    assert "max_observation_tokens=24 tokens, which behind a prompt of 8" in said
-
-
 def test_turns_that_can_never_be_had_are_refused(caplog):
     assert warned(caplog, playing(12, 4), roles=of_games()) == []
     # A prompt of 8 and 12 turns, with a token said between two, are 31 tokens.
@@ -178,27 +171,3 @@ def test_turns_that_can_never_be_had_are_refused(caplog):
         warned(caplog, playing(13, 4), roles=of_games())
     assert "33 tokens" in str(caught.value)
     assert "write max_turns=12" in str(caught.value)
-
-
-def test_an_ordinary_game_is_not_told(caplog):
-    assert warned(caplog, play, roles={"actor": model(max_length=128), "game": GAME}) == []
-
-
-def test_a_stop_that_anything_reaches_is_told(caplog):
-    terms = [{"kind": "exact_match", "name": "accuracy"}]
-    for share, number in ((0.0, 1), (0.4, 0)):
-        stop = {"metric": "accuracy", "at_least": share}
-        data = config()["data"] | {"eval": {"kind": "arithmetic", "split": "eval"}}
-        changes = {"rewards": {"terms": terms}, "stop": stop, "data": data}
-        said = [text for text in warned(caplog, grpo, **changes) if "first check" in text]
-        assert len(said) == number
-        for text in said:
-            assert "(stop.at_least): accuracy is never below 0" in text
-
-
-def test_turns_without_an_environment_are_told(caplog):
-    said = warned(caplog, grpo, plan={"mean_turns": 3})
-    assert any("(plan.mean_turns): says something of episodes" in text for text in said)
-    # A config that was written out has every key.
-    unsaid = {"mean_turns": None, "mean_observation_tokens": None}
-    assert warned(caplog, grpo, plan=unsaid) == []

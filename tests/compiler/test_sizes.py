@@ -13,14 +13,33 @@ from typing import Any
 import pytest
 
 import flowrl as fl
-from flowrl.compiler.sizes import SizedStage, check_sizes
+from flowrl.compiler.lowering import LoweredStage
+from flowrl.compiler.role_backends import RoleBackends
+from flowrl.compiler.sizes import check_sizes
 from flowrl.config.load import load_config
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, Node, Op, SourceRef
 from flowrl.ids import NodeId, RoleName
+from flowrl.passes import Context
 from flowrl.specs import Sampling
 from flowrl.specs.loss.base import DPO
+from tests.compiler.programs import grpo
 from tests.runtime.tiny_runs import tiny_config
+
+
+def check(traced: Graph, lowered: Graph, folder: Path, override: str) -> None:
+    """Checks the sizes of a stage with a graph of one's own, as the last one of a config."""
+    loaded = load_config(None, [override], base=tiny_config(folder))
+    stage = LoweredStage(
+        name="grpo",
+        prefix="",
+        config=loaded.config.stage_config("grpo"),
+        workflow=grpo,
+        traced=traced,
+        context=Context(),
+        graph=lowered,
+    )
+    check_sizes([stage], RoleBackends(loaded))
 
 
 def lengths(config: dict[str, Any]) -> list[int]:
@@ -158,12 +177,8 @@ def test_a_program_may_not_force_responses_beyond_their_end(tmp_path):
     )
     traced = Graph(name="mine", level=Level.TRACED, nodes=(generate,), edges=())
     filled = generate.with_attrs(sampling=Sampling(min_tokens=7, max_tokens=6))
-    stage = SizedStage(
-        name="grpo", prefix="", traced=traced, lowered=traced.replacing(filled), limits={}
-    )
-    loaded = load_config(None, ["train.sampling.max_tokens=6"], base=tiny_config(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        check_sizes(loaded, [stage])
+        check(traced, traced.replacing(filled), tmp_path, "train.sampling.max_tokens=6")
     text = str(caught.value)
     assert "actor.generate has min_tokens=7 above train.sampling.max_tokens=6" in text
     assert "mine.py:6 (actor.generate) and command line (train.sampling.max_tokens=6)" in text
@@ -194,11 +209,9 @@ def test_a_micro_batch_separates_no_pair(tmp_path, size, nearest):
         source=source,
     )
     graph = Graph(name="dpo", level=Level.LOWERED, nodes=(update,), edges=())
-    stage = SizedStage(name="grpo", prefix="", traced=graph, lowered=graph, limits={})
-    base = tiny_config(tmp_path)
-    check_sizes(load_config(None, ["train.micro_batch=32"], base=base), [stage])
+    check(graph, graph, tmp_path, "train.micro_batch=32")
     with pytest.raises(ConfigError) as caught:
-        check_sizes(load_config(None, [f"train.micro_batch={size}"], base=base), [stage])
+        check(graph, graph, tmp_path, f"train.micro_batch={size}")
     text = str(caught.value)
     assert f"command line (train.micro_batch={size}) and dpo.py:7" in text
     assert f"train.micro_batch={size} would separate a pair" in text

@@ -13,7 +13,7 @@ from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.planning import lengths_of
+from flowrl.compiler.lengths import lengths_of
 from flowrl.config.schema import PlanConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.plan.local import LocalChoice, LocalRequest, default_choice, engines_of, local_choices

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.this_machine import require_here
+from flowrl.compiler.stage import require_here
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
 from flowrl.graph import Node, Op

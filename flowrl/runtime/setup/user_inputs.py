@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.compiler import CompiledStage, sampling_of
-from flowrl.compiler.requests import row_needs
+from flowrl.compiler.reward_terms import row_needs
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptMixture, PromptSet, Row, source_field
 from flowrl.errors import ConfigError
