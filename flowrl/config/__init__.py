@@ -6,7 +6,6 @@
   value was written; `flowrl.config.tree` says how files and overrides merge.
 - `flowrl.config.check`: checks across keys: numbers that must divide, names and files that must
   exist.
-- `flowrl.config.nearest`: names that other trainers have for keys and values.
 
 The package itself imports nothing, so that `import flowrl` pays for pydantic only when a
 configuration is read.

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from flowrl.config.nearest import key_hint, meant_word, word_hint
 from flowrl.config.schema import RunConfig
 from flowrl.config.section import (
     ABSENT,
@@ -26,6 +25,7 @@ from flowrl.config.section import (
     models_in,
 )
 from flowrl.errors import ConfigError, combine
+from flowrl.synonyms import meanings
 from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = ["Problems", "describe_value", "homes_of", "validated", "wrong_type"]
@@ -269,16 +269,16 @@ class _Problem:
         """Refuses a value that is none of the words in pydantic's `'a', 'b' or 'c'`."""
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
         word = str(self.value)
-        meant = meant_word(word, choices)
+        near = (meant for meant in meanings("value", word) if meant.partition(", ")[0] in choices)
+        meant = next(near, None)
         # In the first line, which is all that a message behind another one shows.
-        called = "" if meant is None else f": it is called {meant}"
+        called = f": it is called {meant}" if meant in choices else ""
+        hint = f"{'write' if called else 'take'} {meant}"
         return ConfigError(
             f"{self.name} cannot be {self.value!r}{called}",
             where=self.where,
             expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
-            hint=f"write {meant}"
-            if meant is not None
-            else word_hint(word, choices) or one_of_them(word, choices),
+            hint=one_of_them(word, choices) if meant is None else hint,
         )
 
     def _no_value(self) -> ConfigError:
@@ -376,5 +376,11 @@ class _Problem:
         while isinstance(value, dict) and len(value) == 1:
             key, value = next(iter(value.items()))
             path = (*path, str(key))
-        *above, last = path
-        return key_hint(above, last, allowed if path == self.path else ())
+        meant = meanings("key", path[-1])
+        if not meant:
+            return None
+        key, _, more = meant[0].partition(" ")
+        # A role's own optimizer has the keys of `train.optimizer`.
+        if path == self.path and key.rpartition(".")[2] in allowed:
+            key = ".".join([*path[:-1], key.rpartition(".")[2]])
+        return f"it is called {key} {more}".rstrip()

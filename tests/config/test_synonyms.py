@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from flowrl.config import nearest
 from flowrl.config.load import load_config
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
+from flowrl.synonyms import SYNONYMS, meanings
 
 BASE = """\
 stages: [grpo]
@@ -69,9 +69,10 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 def test_every_name_leads_to_a_key_that_there_is() -> None:
     known = keys_of(RunConfig) | {"roles.actor.model"}
-    for called, meant in nearest._CALLED.items():
-        keys = meant.partition(" (")[0].split(" and ")
-        for key in keys:
-            argument = re.fullmatch(r"args\.\w+", key)
-            assert argument or key in known, f"{called}: {key}"
-        assert called == called.lower().replace("_", "")
+    for meant, names in SYNONYMS["key"].items():
+        for key in meant.partition(" (")[0].split(" and "):
+            assert re.fullmatch(r"args\.\w+", key) or key in known, key
+        for name in names.split():
+            assert name.isalnum()
+            assert name.islower()
+            assert meanings("key", name) == [meant]
