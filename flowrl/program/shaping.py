@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import operation, reads_of
+from flowrl.program.operation import check_spec, operation, reads_of, refuse_argument
 from flowrl.specs import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl.specs.names import raise_missing
 
@@ -37,7 +37,10 @@ def soft_overlong(
         buffer: Tokens over which it grows; 0 takes all off at once, beyond `max_tokens`.
         factor: The penalty at `max_tokens`.
     """
+    name = "fl.shaping.soft_overlong"
     spec = SoftOverlong(max_tokens=max_tokens, buffer=buffer, factor=factor)
+    if check_spec(name, spec).buffer > max_tokens:
+        raise refuse_argument(name, "buffer", buffer, f"at most max_tokens={max_tokens}")
     return _shaped(spec, scores, rollout)
 
 

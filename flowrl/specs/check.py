@@ -196,7 +196,6 @@ _ORDERED = (
     ("positive_low", "positive_high"),
     ("negative_low", "negative_high"),
     ("min_log_ratio", "max_log_ratio"),
-    ("buffer", "max_tokens"),
 )
 
 

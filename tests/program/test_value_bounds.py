@@ -113,8 +113,8 @@ BOUNDS: dict[Spec, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     Top(k=1): {"k": COUNT},
     RandomK(k=1): {"k": COUNT},
     SoftOverlong(max_tokens=8, buffer=4): {
-        "max_tokens": ((4, 9), (3, 0)),
-        "buffer": ((0, 8), (-1, 9)),
+        "max_tokens": COUNT,
+        "buffer": ((0, 4), (-1,)),
         "factor": FINITE,
     },
     StopProperly(): {"coefficient": FINITE},

@@ -194,7 +194,10 @@ def test_a_transformation_is_of_one_term_that_stands_before_it(terms, message):
     [
         ({"kind": "overlong"}, r"rewards\.terms\[0\]: 'max_tokens' is missing"),
         ({"kind": "overlong", "max_tokens": 2.5}, r"\[0\]\.max_tokens: not a whole number"),
-        ({"kind": "overlong", "max_tokens": 2, "buffer": -1}, r"buffer\n.* a number from 0 up"),
+        (
+            {"kind": "overlong", "max_tokens": 2, "buffer": -1},
+            r"buffer\n.* a whole number from 0 up",
+        ),
         ({"kind": "overlong", "max_tokens": 0}, r"\[0\]\.max_tokens: .* cannot have this"),
         ({"kind": "repetition", "ngram": 0}, r"\[0\]\.ngram: .* cannot have this ngram"),
         ({"kind": "repetition", "max_penalty": 1}, r"max_penalty\n.* a number of at most 0"),
