@@ -14,8 +14,8 @@ from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId
 from flowrl.rollout.policies import WeightedShares
 from flowrl.rollout.queues import Shares
-from flowrl.rollout.records import Group
 from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import Group
 
 __all__ = [
     "AdmissionQueue",

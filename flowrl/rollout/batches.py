@@ -32,9 +32,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from flowrl.rollout.policies import DropStragglers
-from flowrl.rollout.records import Group
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.states import GroupPhase
+from flowrl.rollout.states import Group, GroupPhase
 
 __all__ = ["ByDeadline", "OfferOrder", "Pool", "open_pool"]
 

@@ -27,8 +27,7 @@ from flowrl.rollout import events as ev
 from flowrl.rollout.actions import Action, Deliver
 from flowrl.rollout.journal import Journal
 from flowrl.rollout.machine import Transition
-from flowrl.rollout.records import Spans, joined
-from flowrl.rollout.states import TERMINAL, State
+from flowrl.rollout.states import TERMINAL, Spans, State, joined
 from flowrl.wording import counted
 
 __all__ = [

@@ -30,9 +30,8 @@ from flowrl.rollout.actions import (
 from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.placement import in_order
 from flowrl.rollout.policies import Quarantine, RepackTail
-from flowrl.rollout.records import Engine, Health, Sample
 from flowrl.rollout.state import SchedulerState, Timer, TimerKind
-from flowrl.rollout.states import ClosedReason, State
+from flowrl.rollout.states import ClosedReason, Engine, Health, Sample, State
 
 __all__ = ["Fleet"]
 

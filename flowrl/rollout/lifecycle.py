@@ -12,9 +12,17 @@ from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, SampleId
 from flowrl.rollout.actions import Abort, Action, Deliver, DeliveredGroup, Drop, Judge, Score
 from flowrl.rollout.events import SampleEnd
-from flowrl.rollout.records import Engine, Group, Sample, attempt_spans, joined
 from flowrl.rollout.state import SchedulerState
-from flowrl.rollout.states import DropReason, GroupPhase, State
+from flowrl.rollout.states import (
+    DropReason,
+    Engine,
+    Group,
+    GroupPhase,
+    Sample,
+    State,
+    attempt_spans,
+    joined,
+)
 from flowrl.specs import FinishReason
 
 __all__ = [

@@ -14,8 +14,16 @@ from typing import TypeAlias
 from flowrl.errors import SchedulerError
 from flowrl.ids import SampleId
 from flowrl.rollout.placement import Placement
-from flowrl.rollout.records import TRAIL_STATES, Group, Sample, read_trail, trail_code
-from flowrl.rollout.states import TERMINAL, Counts, State
+from flowrl.rollout.states import (
+    TERMINAL,
+    TRAIL_CODES,
+    TRAIL_MASK,
+    Counts,
+    Group,
+    Sample,
+    State,
+    read_trail,
+)
 
 __all__ = ["TRANSITIONS", "Effect", "Machine", "Observer", "Transition"]
 
@@ -74,9 +82,6 @@ TRANSITIONS: dict[tuple[State, State], Effect | None] = {
 }
 """Every legal transition, and what it does to queue and engines."""
 
-_CODES = {state: trail_code(state) for state in State}
-_TRAIL_MASK = (1 << 4 * TRAIL_STATES) - 1
-
 
 class Machine:
     """The live samples, how many are in each state, and how each got there."""
@@ -123,7 +128,7 @@ class Machine:
         counts = self.counts
         counts[before] -= 1
         counts[after] += 1
-        sample.trail = (sample.trail << 4 | _CODES[after]) & _TRAIL_MASK
+        sample.trail = (sample.trail << 4 | TRAIL_CODES[after]) & TRAIL_MASK
         if after in TERMINAL:
             del self.samples[sample.id]
         if observed:

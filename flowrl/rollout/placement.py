@@ -14,8 +14,8 @@ from flowrl.ids import EngineId
 from flowrl.rollout.actions import Dispatch, Submit
 from flowrl.rollout.policies import LongestFirst, PromptAffinity, WeightedShares
 from flowrl.rollout.queues import LengthPredictor, SampleQueues, Shares
-from flowrl.rollout.records import Engine, Sample
 from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import Engine, Sample
 
 __all__ = ["Placement", "in_order"]
 

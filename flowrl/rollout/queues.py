@@ -12,11 +12,10 @@ import copy
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from flowrl.rollout.policies import LongestFirst, WeightedShares
-from flowrl.rollout.records import Group, Sample
-from flowrl.rollout.states import State
+from flowrl.rollout.states import Group, Sample, State
 
 __all__ = [
     "LengthPredictor",
@@ -25,28 +24,11 @@ __all__ = [
 ]
 
 
-class SampleQueue(Protocol):
-    """Samples that wait for an engine."""
-
-    def push(self, sample: Sample) -> None:
-        """The sample is queued."""
-        ...
-
-    def first(self) -> Sample | None:
-        """The sample that is next; it stays in the queue."""
-        ...
-
-    def pop(self) -> None:
-        """Removes the sample that `first` gave."""
-        ...
-
-    def samples(self) -> Iterable[Sample]:
-        """Queued samples, next one first."""
-        ...
-
-
 class FifoQueue:
-    """First come, first served. Holds each queued sample once, and ended ones, which it skips."""
+    """First come, first served. Holds each queued sample once, and ended ones, which it skips.
+
+    `first` returns the next sample, which stays until `pop` removes it.
+    """
 
     __slots__ = ("_samples",)
 
@@ -134,11 +116,13 @@ class SampleQueues:
         self.predictor = predictor
         self._shares = shares
         self._returned = self._open(fresh=False)
-        self._fresh: dict[str, SampleQueue] = {"": self._open(fresh=True)} if shares is None else {}
+        self._fresh: dict[str, FifoQueue | RankedQueue] = (
+            {"": self._open(fresh=True)} if shares is None else {}
+        )
         self._current: str | None = None  # source whose group is being started
         self._from_returned = False  # where `first` last looked
 
-    def _open(self, *, fresh: bool) -> SampleQueue:
+    def _open(self, *, fresh: bool) -> FifoQueue | RankedQueue:
         return FifoQueue() if self.predictor is None else RankedQueue(fresh)
 
     def add_fresh(self, sample: Sample) -> None:

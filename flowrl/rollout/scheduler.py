@@ -44,11 +44,18 @@ from flowrl.rollout.actions import Action, Deliver, NeedPrompts, Wake
 from flowrl.rollout.fleet import Fleet
 from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.machine import Observer
-from flowrl.rollout.records import BatchRequest, Group, Sample, Spans
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.snapshot import read_state, write_state
-from flowrl.rollout.state import SchedulerState, describe_waits
-from flowrl.rollout.states import Counts, DropReason, GroupPhase, State
+from flowrl.rollout.state import SchedulerState, describe_waits, read_state, write_state
+from flowrl.rollout.states import (
+    BatchRequest,
+    Counts,
+    DropReason,
+    Group,
+    GroupPhase,
+    Sample,
+    Spans,
+    State,
+)
 from flowrl.rollout.validation import check_state
 
 __all__ = ["RolloutScheduler"]

@@ -1,4 +1,4 @@
-"""The whole state of a scheduler between two steps, its deadlines, and what it waits for.
+"""The whole state of a scheduler between two steps, its JSON form, its deadlines and waits.
 
 Time is what events say it is; it never goes back. A deadline is due when an event's time reaches
 it. Whenever the earliest deadline is earlier than the wake-up that was last asked for, another
@@ -10,24 +10,37 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from flowrl.ids import EngineId, GroupId
+from flowrl.errors import SchedulerError
+from flowrl.ids import EngineId, GroupId, sample_id
 from flowrl.rollout.admission import AdmissionQueue, OfferedGroups
 from flowrl.rollout.batches import Pool, open_pool
 from flowrl.rollout.machine import Machine, Observer
 from flowrl.rollout.placement import Placement
-from flowrl.rollout.records import BatchRequest, Engine, Group, Health
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.states import GroupPhase, State
+from flowrl.rollout.states import (
+    TERMINAL,
+    BatchRequest,
+    ClosedReason,
+    Engine,
+    Group,
+    GroupPhase,
+    Health,
+    Sample,
+    State,
+)
 from flowrl.wording import counted
 
 __all__ = [
+    "FORMAT",
     "SchedulerState",
     "Timer",
     "TimerKind",
     "Timers",
     "describe_waits",
+    "read_state",
+    "write_state",
 ]
 
 
@@ -222,3 +235,201 @@ def _describe(engine: Engine) -> str:
     if engine.closed:
         text += f"; closed: {', '.join(sorted(engine.closed))}"
     return text
+
+
+# The state as plain JSON values, and back; `read_state(write_state(s))` is `s`. Nothing derived is
+# written: loads and limits of engines, counts of live samples and the pool's counts are computed.
+
+FORMAT = 3
+"""Version of the layout; another one is refused."""
+
+_HEALTH = ("quarantines", "on_trial", "until_s")
+_ENGINE = ("id", "capacity", "order", "version", "asked_version", "paused")
+_GROUP = ("id", "source", "expected_tokens", "seq", "first_version")
+_SAMPLE = (
+    "member",
+    "attempt",
+    "failures",
+    "reward_failures",
+    "aborting",
+    "kept_tokens",
+    "num_tokens",
+    "first_version",
+    "moved_s",
+    "rank",
+    "trail",
+)
+"""Fields of the records that are written as they are."""
+
+
+def _values(record: object, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _pick(obj: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: obj[name] for name in names}
+
+
+def write_state(state: SchedulerState) -> dict[str, Any]:
+    """Everything, as dicts, lists, strings, numbers, booleans and None."""
+    machine, placement = state.machine, state.placement
+    predictor = placement.queues.predictor
+    return {
+        "format": FORMAT,
+        "settings": state.settings.to_json(),
+        "last_event_id": machine.event_id,
+        "version": machine.version,
+        "horizon": state.horizon,
+        "served": list(state.served),
+        "ended": {end.value: machine.counts[end] for end in TERMINAL},
+        "offered": state.offered.to_json(),
+        "num_offered": state.num_offered,
+        "waiting": [[asked.batch, asked.groups, asked.version] for asked in state.waiting],
+        "fenced": state.fenced,
+        "stopped": state.stopped,
+        "timers": {
+            "now_s": state.timers.now_s,
+            "announced": state.timers.announced,
+            "pending": [[*timer, at_s] for timer, at_s in state.timers.pending.items()],
+        },
+        "health": {
+            name: {**_values(health, _HEALTH), "failed": list(health.failed)}
+            for name, health in state.health.items()
+        },
+        "num_joins": placement.num_joins,
+        "engines": [
+            {**_values(engine, _ENGINE), "closed": sorted(engine.closed)}
+            for engine in placement.engines.values()
+        ],
+        "alive": list(state.groups),
+        "groups": [
+            _write_group(state, group)
+            for group in (*state.pool.groups(), *state.admission.groups())
+        ],
+        "admission": state.admission.to_json(),
+        "queues": placement.queues.to_json(),
+        "lengths": None if predictor is None else predictor.to_json(),
+    }
+
+
+def _write_group(state: SchedulerState, group: Group) -> dict[str, Any]:
+    return {
+        **_values(group, _GROUP),
+        "phase": group.phase.value,
+        "home": _known(state, group.home),
+        "members": [_write_sample(state, sample) for sample in group.members],
+    }
+
+
+def _write_sample(state: SchedulerState, sample: Sample) -> dict[str, Any]:
+    return {
+        **_values(sample, _SAMPLE),
+        "state": sample.state.value,
+        "engine": sample.engine.id if sample.engine else None,
+        "avoids": _known(state, sample.avoids),
+        "versions": [list(span) for span in sample.versions],
+    }
+
+
+def _known(state: SchedulerState, engine: Engine | None) -> EngineId | None:
+    """The engine's name, or None where it is lost: the name may be in use again by another."""
+    known = engine is not None and state.placement.engines.get(engine.id) is engine
+    return engine.id if known and engine is not None else None
+
+
+def read_state(
+    obj: dict[str, Any], observer: Observer | None, *, keep_histories: bool
+) -> SchedulerState:
+    """The state that `write_state` described.
+
+    Raises:
+        SchedulerError: the object has another layout, or a part of it is missing or wrong.
+    """
+    if obj.get("format") != FORMAT:
+        raise SchedulerError(
+            "this scheduler state has another layout",
+            found=f"format {obj.get('format')!r}",
+            expected=f"format {FORMAT}",
+            hint="resume it with the release that wrote it",
+        )
+    try:
+        return _read(obj, observer, keep_histories)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SchedulerError(
+            "this scheduler state cannot be read", found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(obj: dict[str, Any], observer: Observer | None, keep_histories: bool) -> SchedulerState:
+    settings = SchedulerSettings.from_json(obj["settings"])
+    state = SchedulerState.new(settings, observer, keep_histories=keep_histories)
+    machine, placement = state.machine, state.placement
+    machine.event_id = obj["last_event_id"]
+    machine.version, state.horizon = obj["version"], obj["horizon"]
+    version, batches = obj["served"]
+    state.served = (version, batches)
+    for end in TERMINAL:
+        machine.counts[end] = obj["ended"][end.value]
+    state.offered = OfferedGroups.from_json(obj["offered"])
+    state.num_offered = obj["num_offered"]
+    state.waiting.extend(BatchRequest(batch=b, groups=g, version=v) for b, g, v in obj["waiting"])
+    state.fenced, state.stopped = obj["fenced"], obj["stopped"]
+    timers, written = state.timers, obj["timers"]
+    timers.now_s, timers.announced = written["now_s"], written["announced"]
+    for kind, engine, at_s in written["pending"]:
+        timers.set(TimerKind(kind), EngineId(engine), at_s)
+    for name, fields in obj["health"].items():
+        failed = dict.fromkeys(fields["failed"])
+        state.health[EngineId(name)] = Health(failed=failed, **_pick(fields, _HEALTH))
+    placement.num_joins = obj["num_joins"]
+    for fields in obj["engines"]:
+        _read_engine(state, fields)
+    groups = {fields["id"]: _read_group(state, fields) for fields in obj["groups"]}
+    state.groups.update((name, groups[name]) for name in obj["alive"])
+    state.admission.read(obj["admission"], groups)
+    if placement.queues.predictor is not None:
+        placement.queues.predictor.read(obj["lengths"])
+    placement.queues.read(obj["queues"], machine.samples)
+    state.expect_next()
+    return state
+
+
+def _read_engine(state: SchedulerState, obj: dict[str, Any]) -> None:
+    engine = Engine(**_pick(obj, _ENGINE), closed={ClosedReason(why) for why in obj["closed"]})
+    engine.limit = engine.limit_now(state.health.get(engine.id))
+    state.placement.add(engine)
+
+
+def _read_group(state: SchedulerState, obj: dict[str, Any]) -> Group:
+    engines = state.placement.engines
+    group = Group(**_pick(obj, _GROUP), members=[], home=engines.get(obj["home"]))
+    for fields in obj["members"]:
+        sample = _read_sample(state, group, fields)
+        group.members.append(sample)
+        group.num_ready += sample.state is State.READY
+        state.machine.samples[sample.id] = sample
+        state.machine.counts[sample.state] += 1
+    if group.admitted:
+        # The pool sees what it saw before: an admission, and then perhaps the end of waiting.
+        state.pool.add(group)
+        group.phase = GroupPhase(obj["phase"])
+        state.admission.admitted += group.alive
+        if group.settled:
+            state.pool.settle(group)
+    return group
+
+
+def _read_sample(state: SchedulerState, group: Group, obj: dict[str, Any]) -> Sample:
+    engines = state.placement.engines
+    sample = Sample(
+        **_pick(obj, _SAMPLE),
+        id=sample_id(group.id, obj["member"]),
+        group=group,
+        state=State(obj["state"]),
+        avoids=engines.get(obj["avoids"]),
+        versions=tuple((version, count) for version, count in obj["versions"]),
+    )
+    if obj["engine"] is not None:
+        sample.engine = engines[obj["engine"]]
+        sample.engine.held[sample.id] = sample
+    return sample

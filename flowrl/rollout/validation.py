@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from flowrl.errors import SchedulerError
 from flowrl.rollout.batches import ByDeadline
 from flowrl.rollout.policies import AbortRunning
-from flowrl.rollout.records import Engine, Group, Sample
 from flowrl.rollout.state import SchedulerState, TimerKind
-from flowrl.rollout.states import LIVE, ClosedReason, GroupPhase, State
+from flowrl.rollout.states import LIVE, ClosedReason, Engine, Group, GroupPhase, Sample, State
 
 __all__ = ["check_state"]
 

@@ -15,8 +15,7 @@ from typing import Protocol
 
 from flowrl.ids import GroupId, SampleId, sample_id
 from flowrl.rollout import Deliver, Event, GroupsJudged, SamplesScored
-from flowrl.rollout.records import Group
-from flowrl.rollout.states import GroupPhase
+from flowrl.rollout.states import Group, GroupPhase
 from flowrl.sim.batch import Batch
 from flowrl.sim.workload import GroupDraw
 

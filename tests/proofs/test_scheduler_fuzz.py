@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from flowrl.rollout import TRANSITIONS, SchedulerSettings, State, batches, lifecycle, snapshot
+from flowrl.rollout import TRANSITIONS, SchedulerSettings, State, batches, lifecycle
 from flowrl.rollout.admission import AdmissionQueue
 from flowrl.rollout.batches import ByDeadline, OfferOrder
 from flowrl.rollout.fleet import Fleet
 from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.placement import Placement
 from flowrl.rollout.scheduler import RolloutScheduler
-from flowrl.rollout.state import SchedulerState, Timers
+from flowrl.rollout.state import SchedulerState, Timers, write_state
 from flowrl.rollout.states import DropReason
 from tests.proofs.reference_model import ReferenceModel, Violation
 from tests.proofs.scheduler_episodes import draw_episode, play, without_validator
@@ -116,8 +116,11 @@ def without_looking_for_silence(self):
     return
 
 
-def forget_what_failed(health):
-    return {"failed": [], "quarantines": 0, "on_trial": False, "until_s": health.until_s}
+def forget_what_failed(self):
+    obj = write_state(self.state)
+    for health in obj["health"].values():
+        health.update(failed=[], quarantines=0, on_trial=False)
+    return obj
 
 
 def one_group_more(self, version, horizon, served, num_dead):
@@ -170,7 +173,7 @@ MUTATIONS = [
     (Fleet, "publish", with_old_weights),
     (Fleet, "watch_stalls", without_looking_for_silence),
     (Fleet, "unpack", leave_the_freed_engines_closed),
-    (snapshot, "_write_health", forget_what_failed),
+    (RolloutScheduler, "to_json", forget_what_failed),
     (AdmissionQueue, "room", one_group_more),
     (AdmissionQueue, "wanted_by_budget", never_ask),
     (Lifecycle, "fail_reward", ask_for_no_second_score),

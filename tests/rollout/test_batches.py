@@ -22,8 +22,7 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.batches import OfferOrder
 from flowrl.rollout.policies import Retries
-from flowrl.rollout.records import Group
-from flowrl.rollout.states import GroupPhase
+from flowrl.rollout.states import Group, GroupPhase
 
 
 def ask(p, groups, batch=0):

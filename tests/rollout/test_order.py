@@ -14,8 +14,7 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.policies import LongestFirst
 from flowrl.rollout.queues import LengthPredictor, RankedQueue
-from flowrl.rollout.records import Group, Sample
-from flowrl.rollout.states import State
+from flowrl.rollout.states import Group, Sample, State
 from tests.rollout.exploration import makespan
 
 

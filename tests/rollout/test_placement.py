@@ -22,7 +22,7 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.placement import Placement
 from flowrl.rollout.policies import LeastLoaded, Retries
-from flowrl.rollout.records import Engine, Group, Sample
+from flowrl.rollout.states import Engine, Group, Sample
 
 
 def test_members_of_a_group_share_an_engine_and_groups_spread(play, where):

@@ -27,8 +27,8 @@ from flowrl.rollout import (
     WeightsPublished,
 )
 from flowrl.rollout.admission import OfferedGroups
-from flowrl.rollout.records import BatchRequest
 from flowrl.rollout.state import TimerKind
+from flowrl.rollout.states import BatchRequest
 from flowrl.rollout.validation import check_state
 
 
