@@ -17,14 +17,14 @@ from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult, check_
 from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import FlowError, TraceError
 from flowrl.specs.advantage import AdvantageSpec, OwnAdvantage
-from flowrl.specs.function import (
+from flowrl.specs.maps import MapSpec, OwnMap
+from flowrl.specs.user_functions import (
     NO_DEBUGGER,
+    Options,
     definition_of,
     line_of,
     load_function,
 )
-from flowrl.specs.maps import MapSpec, OwnMap
-from flowrl.specs.user_options import Options
 from flowrl.wording import suggestion
 
 __all__ = ["UserFunction", "check_per_sample", "own_advantage", "own_map", "shape_of"]

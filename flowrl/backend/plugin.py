@@ -1,13 +1,25 @@
-"""The `Plugin` protocol: the object that an entry point of the group `flowrl.backends` names.
+"""The object that an entry point of the group `flowrl.backends` names, and its capabilities.
 
-It imports no arrays, so that finding plug-ins and reading their capabilities stays cheap.
+Planning needs no more than these. The module imports no arrays, so that finding plug-ins and
+reading their capabilities stays cheap; what a plug-in opens (`flowrl.backend.protocols`) works on
+arrays.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from flowrl.backend.capabilities import BackendStatus, Capabilities
+__all__ = [
+    "GIVEN_PER_SLOT",
+    "BackendStatus",
+    "Capabilities",
+    "Head",
+    "Plugin",
+    "Service",
+]
+
 
 if TYPE_CHECKING:
     from flowrl.backend.environment import Environment, EnvironmentContext
@@ -19,12 +31,88 @@ if TYPE_CHECKING:
         TrainBackend,
     )
 
-__all__ = ["Plugin"]
+
+class Service(StrEnum):
+    """A kind of worker that a plug-in opens."""
+
+    GENERATE = "generate"
+    TRAIN = "train"
+    SCORE = "score"
+    ENVIRONMENT = "environment"
+
+
+Head: TypeAlias = Literal["lm", "value"]
+"""The output of a model: logits of the next token, or one number per position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The abilities that a plug-in declares, for the planner and for `flowrl backends`.
+
+    Attributes:
+        services: The kinds of workers that it opens.
+        devices: The device types that it runs on: `cpu`, `cuda`, `npu`.
+        dtypes: The parameter types: `float32`, `bfloat16`, `float16`.
+        untrained_dtypes: Those of them in which it generates and computes logprobs, but does not
+            train.
+        layouts: The parallel dimensions that it can use: some of `tp pp dp cp ep fsdp`.
+        abort: True if a running request can be stopped with its tokens kept.
+        resume: True if a request can begin with response tokens that it already has.
+        sleep: True if it can offload its device memory and reload it.
+        shares_weights: True if generation and training can use one copy of the weights in place.
+        heads: The heads of models that it trains; a critic and a reward model need `value`.
+        grammars: The grammars that can constrain responses: some of `regex json_schema`.
+        repeats_truncation: The sampling options of a rollout that engine and trainer can include in
+            logprobs (`Sampling.logprobs`): some of `top_p top_k min_p repetition_penalty
+            min_tokens`.
+        recompute: The activations that a trainer can compute again in the backward pass:
+            `selective` (the cheap ones), `full` (all but the input of each layer), or both.
+    """
+
+    services: frozenset[Service]
+    devices: frozenset[str]
+    dtypes: frozenset[str] = frozenset({"float32"})
+    untrained_dtypes: frozenset[str] = frozenset()
+    layouts: frozenset[str] = frozenset()
+    abort: bool = False
+    resume: bool = False
+    sleep: bool = False
+    shares_weights: bool = False
+    heads: frozenset[Head] = frozenset({"lm"})
+    grammars: frozenset[str] = frozenset()
+    repeats_truncation: frozenset[str] = frozenset()
+    recompute: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendStatus:
+    """The result of `Plugin.check`.
+
+    Attributes:
+        usable: True if the plug-in can be used on this machine.
+        version: The version of the library behind it, if there is one.
+        problem: The missing parts, in one sentence; empty if it is usable.
+        hint: The way to get them; empty if it is usable.
+    """
+
+    usable: bool
+    version: str = ""
+    problem: str = ""
+    hint: str = ""
+
+
+GIVEN_PER_SLOT = 2
+"""The number of samples that the driver gives an engine for each of its slots, so that a freed slot
+is filled at once. The same number of episodes is in flight: one generates while the other waits for
+its environment. Plans, predictions and simulations assume it too."""
 
 
 @runtime_checkable
 class Plugin(Protocol):
-    """The object that an entry point of `flowrl.backends` names. Importing it is cheap."""
+    """The object that an entry point of `flowrl.backends` names.
+
+    Its module imports nothing heavy: the `open_*` methods import the library and open workers.
+    """
 
     @property
     def name(self) -> str:
@@ -41,17 +129,17 @@ class Plugin(Protocol):
         ...
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
-        """An engine; with `shared`, one that reads the trainer's parameters in place."""
+        """Opens an engine; with `shared`, one that reads the trainer's parameters in place."""
         ...
 
     def open_train(self, context: PolicyContext) -> TrainBackend:
-        """A trainer."""
+        """Opens a trainer."""
         ...
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
-        """A scorer."""
+        """Opens a scorer."""
         ...
 
     def open_environment(self, context: EnvironmentContext) -> Environment:
-        """An environment."""
+        """Opens an environment."""
         ...

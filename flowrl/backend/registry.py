@@ -1,9 +1,7 @@
 """Backends by name: the entry points of group `flowrl.backends`, checked against `Plugin`.
 
-`find` imports the one plug-in asked for; `available` imports all and reports a broken one with
-the others. Both trust nothing that a plug-in says before they have looked at it.
-
-A distribution makes a backend known in its own pyproject.toml:
+`find` imports one plug-in; `available` imports all and reports broken ones. A distribution
+makes a backend known in its own pyproject.toml:
 
     [project.entry-points."flowrl.backends"]
     mine = "my_package.flowrl_plugin:plugin"
@@ -13,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.backend.capabilities import Capabilities
-from flowrl.backend.plugin import Plugin
+from flowrl.backend.plugin import Capabilities, Plugin
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError
 
@@ -22,20 +19,20 @@ __all__ = ["GROUP", "Found", "available", "find"]
 
 GROUP = "flowrl.backends"
 
-# What a plug-in must offer, read off the protocol, so that the two cannot drift apart.
+# The members of the protocol, so that the check cannot differ from it.
 _MEMBERS = tuple(name for name in vars(Plugin) if not name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One declared backend: a plug-in that works, or why it does not.
+    """A declared backend.
 
     Attributes:
-        name: As written in `roles.<name>.backend`.
-        distribution: Name of the distribution that declares it.
-        version: Of the distribution.
-        plugin: The plug-in; None where it is broken.
-        error: What is wrong; None where nothing is.
+        name: Its name, as `roles.<name>.backend` gives it.
+        distribution: The name of the distribution that declares it.
+        version: The version of the distribution.
+        plugin: The plug-in; None if it is broken.
+        error: The error of a broken plug-in; None if it works.
     """
 
     name: str
@@ -46,10 +43,10 @@ class Found:
 
 
 def find(name: str, *, where: str | None = None) -> Plugin:
-    """The plug-in called `name`.
+    """Returns the plug-in called `name`.
 
     Args:
-        where: Config key that asks for it, for the message.
+        where: The config key that names it, for messages.
 
     Raises:
         BackendError: No distribution declares it (with the nearest name), more than one does, its
@@ -59,24 +56,23 @@ def find(name: str, *, where: str | None = None) -> Plugin:
 
 
 def available() -> tuple[Found, ...]:
-    """Every declared backend, by name; a broken one carries its error instead of a plug-in."""
-    found = []
-    for entry in entries(GROUP):
-        plugin, error = None, None
-        try:
-            plugin = find(entry.name)
-        except BackendError as reason:
-            error = reason
-        found.append(
-            Found(
-                name=entry.name,
-                distribution=entry.distribution,
-                version=entry.version,
-                plugin=plugin,
-                error=error,
-            )
-        )
-    return tuple(found)
+    """Returns every declared backend, by name; a broken one has its error in place of a plug-in."""
+    return tuple(map(_found, entries(GROUP)))
+
+
+def _found(entry: Entry) -> Found:
+    plugin, error = None, None
+    try:
+        plugin = find(entry.name)
+    except BackendError as reason:
+        error = reason
+    return Found(
+        name=entry.name,
+        distribution=entry.distribution,
+        version=entry.version,
+        plugin=plugin,
+        error=error,
+    )
 
 
 def _load(entry: Entry) -> Plugin:
@@ -86,7 +82,7 @@ def _load(entry: Entry) -> Plugin:
         raise BackendError(
             f"backend {entry.name!r} is no flowrl plug-in: {problem}",
             where=entry.origin,
-            expected="an object with flowrl.backend.protocols.Plugin's members",
+            expected="an object with the members of flowrl.backend.plugin.Plugin",
             hint=f"repair {entry.target} or uninstall {entry.distribution}",
         )
     assert isinstance(candidate, Plugin)

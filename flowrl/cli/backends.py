@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from flowrl.backend.capabilities import BackendStatus
-from flowrl.backend.plugin import Plugin
+from flowrl.backend.plugin import BackendStatus, Plugin
 from flowrl.backend.registry import Found, available
 from flowrl.files import encode_json
 

@@ -18,7 +18,7 @@ from flowrl.passes.simplify import decisions_on_merging, merge_logprobs
 from flowrl.program import Workflow, load_workflow
 from flowrl.program.parameters import RoleKind
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
-from flowrl.specs.function import definition_of
+from flowrl.specs.user_functions import definition_of
 
 __all__ = ["LoweredStage", "lower", "lower_stages", "sampling_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
-from flowrl.backend.capabilities import Capabilities, Head, Service
+from flowrl.backend.plugin import Capabilities, Head, Service
 from flowrl.backend.registry import available
 from flowrl.compiler.lowering import LoweredStage
 from flowrl.compiler.role_backends import RoleBackends

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.episodes import CallSeconds, Episodes
 from flowrl.cost.lengths import Lengths

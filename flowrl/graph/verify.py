@@ -26,7 +26,7 @@ from flowrl.graph.signatures import (
 from flowrl.graph.types import Level, Op
 from flowrl.ids import NodeId
 from flowrl.specs import AdvantageSpec, LossSpec, MapSpec, Spec
-from flowrl.specs.check import wrong_fields
+from flowrl.specs.base import wrong_fields
 
 __all__ = [
     "problems",

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from flowrl.backend.capabilities import Service
+from flowrl.backend.plugin import Service
 from flowrl.cluster.pool import Device, DeviceGroup, ResourcePool
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import Phase, format_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowrl.backend.capabilities import Capabilities, Head
+from flowrl.backend.plugin import Capabilities, Head
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
 from flowrl.plan.options import PlanOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Option, Task
 from flowrl.plan.ways.candidate import Candidate

@@ -28,11 +28,10 @@ from flowrl.specs import (
     ReinforcePP,
     ReMax,
 )
-from flowrl.specs.advantage import Centre, Scale, Singleton, StdAbout, ZeroStd
+from flowrl.specs.advantage import Centre, KLCredit, Masking, Scale, Singleton, StdAbout, ZeroStd
 from flowrl.specs.base import format_list
 from flowrl.specs.kl import Estimator
 from flowrl.specs.names import raise_missing
-from flowrl.specs.token_advantage import KLCredit, Masking
 
 __all__ = [
     "distill",

@@ -19,7 +19,7 @@ from flowrl.program.handles import Advantages, Handle, Logprobs, Mapped, Rollout
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import Sampling, Spec, grammar, kl, loss
-from flowrl.specs.check import with_floats, wrong_fields
+from flowrl.specs.base import with_floats, wrong_fields
 from flowrl.specs.names import MODULES, argument_hint, arguments_of
 from flowrl.wording import suggestion
 

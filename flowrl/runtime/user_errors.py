@@ -9,7 +9,7 @@ from pathlib import Path
 from traceback import FrameSummary
 
 import flowrl
-from flowrl.specs.function import NO_DEBUGGER
+from flowrl.specs.user_functions import NO_DEBUGGER
 
 __all__ = ["described", "library_folders", "short_path", "user_frames"]
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
 from flowrl.cost.layout import Layout

@@ -1,15 +1,21 @@
 """Torch-free specifications of formulas: advantages, losses, KL terms, filters, shaping."""
 
 from flowrl.specs.advantage import (
+    GAE,
     GPG,
     AdvantageSpec,
+    Distill,
+    GroupInGroup,
     GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,
     NormaliseThenSum,
+    OptimalTokenBaseline,
     OwnAdvantage,
     PassAtK,
+    ReinforcePP,
+    ReMax,
     UserAdvantage,
 )
 from flowrl.specs.attributes import AdamW, FinishReason, Sampling
@@ -37,14 +43,6 @@ from flowrl.specs.maps import (
     StopProperly,
     UserMap,
     WeightedSum,
-)
-from flowrl.specs.token_advantage import (
-    GAE,
-    Distill,
-    GroupInGroup,
-    OptimalTokenBaseline,
-    ReinforcePP,
-    ReMax,
 )
 
 __all__ = [

@@ -1,8 +1,8 @@
 """Advantages by name: how scores become weights of the policy gradient.
 
-Those with one number a sample are here, those with one number a token in
-`flowrl.specs.token_advantage`; the formulas, with paper and equation, are in the docstrings of
-`flowrl.algo.advantages`. A function of the user's own can also compute an advantage:
+The functions of `fl.advantage` document the fields that are their arguments too; the formulas, with
+paper and equation, are in the docstrings of `flowrl.algo.advantages`. A function of the user's own
+can also compute an advantage:
 
     @fl.advantage.own(needs=("mask",))
     def by_length(batch, *, power=0.5):
@@ -13,26 +13,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from flowrl.errors import TraceError
-from flowrl.specs.base import USER_OPTIONS, Spec, format_list, list_of, option
-from flowrl.specs.function import caller
-from flowrl.specs.user_options import MarkedFunction, Options, names_among
+from flowrl.specs.base import (
+    USER_OPTIONS,
+    Finite,
+    FiniteFromZero,
+    Positive,
+    Range,
+    Share,
+    Spec,
+    format_list,
+    list_of,
+    option,
+)
+from flowrl.specs.kl import Estimator
+from flowrl.specs.user_functions import MarkedFunction, Options, names_among
 
 __all__ = [
     "FIELDS",
+    "GAE",
     "GPG",
     "AdvantageSpec",
     "Centre",
+    "Distill",
+    "EpsPlace",
+    "GroupInGroup",
     "GroupRelative",
+    "KLCredit",
     "LeaveOneOut",
     "LengthWeighted",
+    "Masking",
     "MaxRL",
     "NormaliseThenSum",
+    "OptimalTokenBaseline",
     "OwnAdvantage",
     "PassAtK",
     "Per",
+    "ReMax",
+    "ReinforcePP",
     "Scale",
     "Singleton",
     "StdAbout",
@@ -60,6 +79,8 @@ ZeroStd: TypeAlias = Literal["keep", "divide"]
 """The treatment of a standard deviation of 0: centred scores are kept, or divided by eps. The two
 differ only where a score can differ from the centre of equal scores: with `group_others`, and with
 a centre that is not the mean of the scores that the deviation is over."""
+
+_Ddof: TypeAlias = Annotated[int, Range(low=0.0, high=1.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,109 +116,75 @@ class AdvantageSpec(Spec):
         return True
 
 
+# Advantages of samples.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRelative(AdvantageSpec):
     """(score - mean of its group) / (std + eps): GRPO; with `std="none"`, Dr.GRPO.
 
     Its options give every other normalisation of rewards: by the batch, by the group without the
     sample itself, about another centre.
-
-    Attributes:
-        std: The divisor of the centred scores.
-        ddof: 1 for the sample standard deviation (as in other libraries), 0 for the population's.
-        eps: A number that is added to the standard deviation (outside the root).
-        singleton: The advantage of a group of one.
-        mean: The number that is subtracted from scores.
-        std_about: The reference point of deviations.
-        zero_std: The treatment of a standard deviation of 0.
-        variance_floor: The lower bound of the variance, before the root and eps.
     """
 
     kind: ClassVar[str] = "group_relative"
 
     std: Scale = "group"
-    ddof: int = 1
-    eps: float = 1e-6
+    ddof: _Ddof = 1
+    eps: FiniteFromZero = 1e-6
     singleton: Singleton = "zero"
     mean: Centre = option("group")
     std_about: StdAbout = option("mean")
     zero_std: ZeroStd = option("keep")
-    variance_floor: float = option(0.0)
+    variance_floor: FiniteFromZero = option(0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut(AdvantageSpec):
-    """score - mean of the group's other scores: RLOO.
-
-    Attributes:
-        singleton: The advantage of a group of one.
-        batch_std: True to standardise the result over the batch as well, an option of TRL.
-        eps: A number that is added to the batch's standard deviation.
-    """
+    """score - mean of the group's other scores: RLOO."""
 
     kind: ClassVar[str] = "leave_one_out"
 
     singleton: Singleton = "zero"
     batch_std: bool = option(False)
-    eps: float = option(1e-4)
+    eps: FiniteFromZero = option(1e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassAtK(AdvantageSpec):
-    """The best sample of a group gets its lead over the second best; all others get 0.
-
-    Attributes:
-        std: `group` divides by the standard deviation of the group's scores; `none` does not.
-        ddof: 1 for the sample standard deviation, 0 for the population's.
-        eps: A number that is added to the standard deviation.
-        singleton: The advantage of a group of one.
-    """
+    """The best sample of a group gets its lead over the second best; all others get 0."""
 
     kind: ClassVar[str] = "pass_at_k"
 
     std: Literal["group", "none"] = "none"
-    ddof: int = 1
-    eps: float = 1e-6
+    ddof: _Ddof = 1
+    eps: FiniteFromZero = 1e-6
     singleton: Singleton = "zero"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPG(AdvantageSpec):
-    """Group-centred scores times (samples / samples whose score is not 0) / `norm`.
-
-    Attributes:
-        norm: The constant F_norm of the paper.
-        singleton: The advantage of a group of one, before the factor.
-    """
+    """Group-centred scores times (samples / samples whose score is not 0) / `norm`."""
 
     kind: ClassVar[str] = "gpg"
 
-    norm: float = 1.0
+    norm: Positive = 1.0
     singleton: Singleton = "zero"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxRL(AdvantageSpec):
-    """(score - mean of its group) / (mean of its group + eps).
-
-    Attributes:
-        eps: A number that is added to the mean, so that a group without success gets 0.
-        singleton: The advantage of a group of one.
-    """
+    """(score - mean of its group) / (mean of its group + eps)."""
 
     kind: ClassVar[str] = "max_rl"
 
-    eps: float = 1e-6
+    eps: FiniteFromZero = 1e-6
     singleton: Singleton = "zero"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthWeighted(AdvantageSpec):
-    """score - length-weighted mean of its group: OPO's optimal reward baseline.
-
-    Attributes:
-        singleton: The advantage of a group of one.
-    """
+    """score - length-weighted mean of its group: OPO's optimal reward baseline."""
 
     kind: ClassVar[str] = "length_weighted"
     _needs: ClassVar[tuple[str, ...]] = ("mask",)
@@ -214,13 +201,6 @@ class NormaliseThenSum(AdvantageSpec):
 
     Attributes:
         reward_weights: The weights of the rewards, comma-separated; if empty, each weight is 1.
-        std: The divisor of each reward's group-centred values.
-        ddof: 1 for sample standard deviations, 0 for the population's.
-        eps: A number that is added to the group's standard deviation.
-        batch_eps: A number that is added to the batch's standard deviation.
-        mean: The number that is subtracted from each reward.
-        singleton: The value of each reward in a group of one.
-        zero_std: The treatment of a reward whose standard deviation is 0.
     """
 
     kind: ClassVar[str] = "normalise_then_sum"
@@ -228,9 +208,9 @@ class NormaliseThenSum(AdvantageSpec):
 
     reward_weights: str = option("")
     std: Scale = "group"
-    ddof: int = 1
-    eps: float = 1e-6
-    batch_eps: float = 1e-6
+    ddof: _Ddof = 1
+    eps: FiniteFromZero = 1e-6
+    batch_eps: FiniteFromZero = 1e-6
     mean: Centre = option("group")
     singleton: Singleton = option("zero")
     zero_std: ZeroStd = option("keep")
@@ -240,6 +220,149 @@ class NormaliseThenSum(AdvantageSpec):
         """The weights of the rewards; empty if each weight is 1."""
         return tuple(float(weight) for weight in list_of(self.reward_weights))
 
+
+# Advantages of tokens: rewards-to-go, baselines of a time step, critics, turns.
+
+Masking: TypeAlias = Literal["carry", "zero", "none", "reset"]
+"""The treatment, in a recursion back through time, of a token that the policy did not produce.
+
+- `carry` (default): it is skipped; the token before it sees the one after it as its successor.
+- `zero`: reward and value count as 0, but time passes: gamma and lambda apply.
+- `none`: the mask is ignored; arbitrary values at padding spread.
+- `reset`: the recursion starts again, so tokens before a hole see nothing after it.
+
+All four agree if masked tokens only trail, with zero rewards and values.
+"""
+
+EpsPlace: TypeAlias = Literal["inside", "outside", "floor"]
+"""1 / sqrt(var + eps), 1 / (sqrt(var) + eps), or 1 / sqrt(max(var, eps))."""
+
+KLCredit: TypeAlias = Literal["reward_to_go", "token"]
+"""The KL penalties in a token's return: those of itself and all later tokens, or its own alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePP(AdvantageSpec):
+    """Discounted rewards-to-go with a KL penalty in the reward, whitened over the batch's tokens.
+
+    This is REINFORCE++; with `mean="group"` its baseline form, REINFORCE++-baseline.
+
+    Attributes:
+        kl_coefficient: The coefficient of the KL penalty on each token's reward; 0 for none.
+        masking: The treatment of masked tokens in the recursion.
+        whiten: True to standardise advantages over all response tokens of the batch.
+        whiten_ddof: 1 for the sample standard deviation, 0 for the population's.
+        whiten_eps: A number that prevents division by 0.
+        whiten_eps_place: The place of eps in the formula.
+    """
+
+    kind: ClassVar[str] = "reinforce_pp"
+    _needs: ClassVar[tuple[str, ...]] = ("mask",)
+    _per_token: ClassVar[bool] = True
+
+    mean: Centre = "none"
+    gamma: Share = 1.0
+    kl_coefficient: FiniteFromZero = 0.0
+    kl_estimator: Estimator = "k1"
+    kl_credit: KLCredit = "reward_to_go"
+    masking: Masking = "carry"
+    whiten: bool = True
+    whiten_ddof: _Ddof = 1
+    whiten_eps: FiniteFromZero = 1e-8
+    whiten_eps_place: EpsPlace = option("inside")
+    singleton: Singleton = option("zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReMax(AdvantageSpec):
+    """Reward-to-go minus the score of the greedy answer to the same prompt."""
+
+    kind: ClassVar[str] = "remax"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "baselines")
+    _per_token: ClassVar[bool] = True
+
+    kl_coefficient: FiniteFromZero = 0.0
+    kl_estimator: Estimator = "k1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimalTokenBaseline(AdvantageSpec):
+    """Reward-to-go minus, at each time step, the group's mean weighted by path variance."""
+
+    kind: ClassVar[str] = "optimal_token_baseline"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "logprobs", "sum_pi_squared")
+    _per_token: ClassVar[bool] = True
+
+    eps: FiniteFromZero = 1e-8
+    lone_tail: Literal["baseline", "zero"] = "baseline"
+    singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GAE(AdvantageSpec):
+    """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO and VAPO.
+
+    `ReinforcePP` documents the fields of the KL penalty and of the whitening.
+    """
+
+    kind: ClassVar[str] = "gae"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "values")
+    _per_token: ClassVar[bool] = True
+    _gives_returns: ClassVar[bool] = True
+
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    lam_value: Share | None = None
+    length_alpha: FiniteFromZero = 0.0
+    kl_coefficient: FiniteFromZero = 0.0
+    kl_estimator: Estimator = "k1"
+    masking: Masking = "carry"
+    whiten: bool = True
+    whiten_ddof: _Ddof = 1
+    whiten_eps: FiniteFromZero = 1e-8
+    whiten_eps_place: EpsPlace = option("inside")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInGroup(AdvantageSpec):
+    """Advantage of the episode in its group plus that of each turn among turns from the same state.
+
+    This is GiGPO, for rollouts of several turns; `std="none"` is the paper's F_norm = 1.
+    """
+
+    kind: ClassVar[str] = "group_in_group"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "turns")
+    _per_token: ClassVar[bool] = True
+
+    weight: Finite = 1.0
+    gamma: Share = 0.95
+    std: Scale = "group"
+    ddof: _Ddof = 1
+    eps: FiniteFromZero = 1e-6
+    singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distill(AdvantageSpec):
+    """Teacher logprob - behaviour logprob of each token: on-policy distillation by reverse KL."""
+
+    kind: ClassVar[str] = "distill"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "logprobs", "reference_logprobs")
+    _per_token: ClassVar[bool] = True
+
+    coefficient: Finite = 1.0
+    discount: Share = 0.0
+    score_weight: Finite = 0.0
+    mean: Centre = option("group")
+    singleton: Singleton = option("zero")
+
+    @property
+    def needs_scores(self) -> bool:
+        """True if scores are added."""
+        return self.score_weight != 0
+
+
+# Advantages that functions of the user's own compute.
 
 Per: TypeAlias = Literal["sample", "token"]
 """The unit of an advantage: one number a sample, or one a token."""
@@ -315,13 +438,7 @@ class UserAdvantage(MarkedFunction[OwnAdvantage]):
         Raises:
             TraceError: No plan can name the function, or a field does not exist.
         """
-        if per not in ("sample", "token"):
-            raise TraceError(
-                "fl.advantage.own: no such per",
-                where=caller(),
-                found=repr(per),
-                expected="sample, token",
-            )
+        names_among(per, get_args(Per), what="per of fl.advantage.own")
         fields = names_among(needs, FIELDS, what="field of an advantage")
         if (per == "token" or returns) and "mask" not in fields:
             fields = ("mask", *fields)

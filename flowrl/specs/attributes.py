@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from flowrl.specs.base import Spec, option
+from flowrl.specs.base import (
+    Count,
+    CountFromZero,
+    FiniteFromZero,
+    Range,
+    Share,
+    Spec,
+    Wrong,
+    option,
+)
 
 __all__ = [
     "MIN_TEMPERATURE",
@@ -62,13 +72,13 @@ class Sampling(Spec):
     family: ClassVar[str] = "sampling"
     kind: ClassVar[str] = "sampling"
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    max_tokens: int = 256
+    temperature: FiniteFromZero = 1.0
+    top_p: Annotated[float, Range(low=0.0, high=1.0, above=True)] = 1.0
+    top_k: CountFromZero = 0
+    min_p: Share = 0.0
+    repetition_penalty: Annotated[float, Range(low=0.0, above=True, finite=True)] = 1.0
+    min_tokens: CountFromZero = 0
+    max_tokens: Count = 256
     logprobs: LogprobsOf = option("model")
 
     @property
@@ -85,6 +95,12 @@ class Sampling(Spec):
     def reports_kept(self) -> bool:
         """True if an engine reports the set of kept tokens with each sampled token."""
         return self.logprobs == "sampler" and self.cuts
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields a temperature that is neither 0 nor high enough."""
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            expected = f"0 (greedy) or a number from {MIN_TEMPERATURE:g} up"
+            yield "temperature", self.temperature, expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

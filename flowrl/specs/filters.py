@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flowrl.specs.base import Spec, option
+from flowrl.specs.base import Count, Finite, FromZero, Spec, Wrong, option
 
 __all__ = [
     "BestAndWorst",
@@ -45,7 +46,7 @@ class ZeroVariance(FilterSpec):
     kind: ClassVar[str] = "zero_variance"
     reason: ClassVar[str] = "zero_variance"
 
-    tolerance: float = 1e-8
+    tolerance: FromZero = 1e-8
     measure: Literal["spread", "std"] = option("spread")
     ddof: int = option(1)
     singleton: Literal["remove", "keep"] = option("remove")
@@ -62,8 +63,13 @@ class Difficulty(FilterSpec):
     kind: ClassVar[str] = "difficulty"
     reason: ClassVar[str] = "difficulty"
 
-    low: float = 0.0
-    high: float = 1.0
+    low: Finite = 0.0
+    high: Finite = 1.0
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields a lower bound that is not below the upper one."""
+        if not self.low < self.high:
+            yield "low", self.low, f"a number below high={self.high:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +90,7 @@ class Top(SelectSpec):
 
     kind: ClassVar[str] = "top"
 
-    k: int
+    k: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,7 @@ class Threshold(SelectSpec):
 
     kind: ClassVar[str] = "threshold"
 
-    at_least: float
+    at_least: Finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +114,7 @@ class BestAndWorst(SelectSpec):
     kind: ClassVar[str] = "best_and_worst"
     pairs: ClassVar[bool] = True
 
-    tolerance: float = 1e-8
+    tolerance: FromZero = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,5 +128,5 @@ class RandomK(SelectSpec):
 
     kind: ClassVar[str] = "random"
 
-    k: int
+    k: Count
     seed: int = 0

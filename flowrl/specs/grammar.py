@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec
-from flowrl.specs.function import caller
 from flowrl.specs.names import raise_missing
+from flowrl.specs.user_functions import caller
 
 __all__ = ["Grammar", "JsonSchema", "Regex", "json_schema", "regex"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
-from flowrl.errors import TraceError
-from flowrl.specs.base import Spec, option
-from flowrl.specs.function import caller
-from flowrl.specs.names import argument_hint, raise_missing
+from flowrl.specs.base import Count, FiniteFromZero, Positive, Spec, Wrong, option
+from flowrl.specs.names import check_options, raise_missing
 
 __all__ = [
     "KL",
@@ -58,12 +57,21 @@ class KL(Spec):
     kind: ClassVar[str] = "kl"
 
     estimator: Divergence
-    coefficient: float
-    clamp_input: float | None = option(None)
-    clamp_output: float | None = option(None)
-    target: float | None = option(None)
-    horizon: int = option(10_000)
-    step_clip: float = option(0.2)
+    coefficient: FiniteFromZero
+    clamp_input: Positive | None = option(None)
+    clamp_output: Positive | None = option(None)
+    target: Positive | None = option(None)
+    horizon: Count = option(10_000)
+    step_clip: Positive = option(0.2)
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields an adapted coefficient of 0, which no factor changes, and clamps of `full`."""
+        if self.target is not None and self.coefficient == 0:
+            yield "coefficient", self.coefficient, "a number above 0, as there is a target"
+        for name in ("clamp_input", "clamp_output"):
+            value = getattr(self, name)
+            if self.estimator == "full" and value is not None:
+                yield name, value, "None: the full divergence is finite without a clamp"
 
 
 class KLOptions(TypedDict, total=False):
@@ -78,22 +86,26 @@ class KLOptions(TypedDict, total=False):
 
 def k1(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of the plain log-ratio."""
-    return _kl("k1", coefficient, options)
+    check_options(k1, options)
+    return KL(estimator="k1", coefficient=coefficient, **options)
 
 
 def kl_abs(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of the absolute log-ratio."""
-    return _kl("abs", coefficient, options)
+    check_options(kl_abs, options)
+    return KL(estimator="abs", coefficient=coefficient, **options)
 
 
 def k2(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of half the squared log-ratio."""
-    return _kl("k2", coefficient, options)
+    check_options(k2, options)
+    return KL(estimator="k2", coefficient=coefficient, **options)
 
 
 def k3(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of GRPO's low-variance, non-negative estimator."""
-    return _kl("k3", coefficient, options)
+    check_options(k3, options)
+    return KL(estimator="k3", coefficient=coefficient, **options)
 
 
 def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
@@ -103,37 +115,5 @@ def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     tokens times vocabulary (0.6 GB for 1,000 tokens of a vocabulary of 150,000). It is for small
     vocabularies and small batches.
     """
-    clamps = sorted(name for name in options if name.startswith("clamp"))
-    if clamps:
-        raise TraceError(
-            "the full divergence has no clamp: it is finite, and not the log-ratio of one token",
-            where=caller(),
-            found=", ".join(clamps),
-            hint="omit the clamp, or use fl.kl.k3",
-        )
-    return _kl("full", coefficient, options)
-
-
-def _kl(estimator: Divergence, coefficient: float, options: KLOptions) -> KL:
-    for name in options:
-        if name not in KLOptions.__annotations__:
-            raise TraceError(
-                f"no KL penalty has the option '{name}'",
-                where=caller(),
-                expected=", ".join(["coefficient", *KLOptions.__annotations__]),
-                hint=argument_hint(estimator, name, ["coefficient", *KLOptions.__annotations__]),
-            )
-    penalty = KL(estimator=estimator, coefficient=coefficient, **options)
-    if penalty.target is None:
-        return penalty
-    for name in ("coefficient", "target", "horizon"):
-        value = getattr(penalty, name)
-        # The coefficient is adapted by factors, and no factor moves it away from 0.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise TraceError(
-                f"an adaptive KL penalty needs a {name} above 0",
-                where=caller(),
-                found=f"{name}={value!r}",
-                hint="omit target for a fixed coefficient" if name == "coefficient" else None,
-            )
-    return penalty
+    check_options(full, options)
+    return KL(estimator="full", coefficient=coefficient, **options)

@@ -15,12 +15,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from flowrl.errors import TraceError
-from flowrl.specs.base import USER_OPTIONS, Spec, format_list, list_of, option
-from flowrl.specs.function import caller
-from flowrl.specs.user_options import MarkedFunction, Options
+from flowrl.specs.base import (
+    USER_OPTIONS,
+    Count,
+    CountFromZero,
+    Finite,
+    Range,
+    Spec,
+    format_list,
+    list_of,
+    option,
+)
+from flowrl.specs.user_functions import MarkedFunction, Options, caller
 from flowrl.wording import suggestion
 
 __all__ = [
@@ -292,9 +301,9 @@ class SoftOverlong(ShapingSpec):
 
     kind: ClassVar[str] = "soft_overlong"
 
-    max_tokens: int
-    buffer: int
-    factor: float = 1.0
+    max_tokens: Count
+    buffer: CountFromZero
+    factor: Finite = 1.0
     cap: bool = option(True)
 
 
@@ -305,7 +314,7 @@ class StopProperly(ShapingSpec):
     kind: ClassVar[str] = "stop_properly"
     _reads_truncated: ClassVar[bool] = True
 
-    coefficient: float = 0.0
+    coefficient: Finite = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,12 +332,12 @@ class CosineLength(ShapingSpec):
 
     kind: ClassVar[str] = "cosine_length"
 
-    max_tokens: int
-    wrong_short: float = -1.0
-    wrong_long: float = -0.5
-    correct_long: float = 0.5
-    correct_short: float = 1.0
-    correct_above: float = option(0.5)
+    max_tokens: Count
+    wrong_short: Finite = -1.0
+    wrong_long: Finite = -0.5
+    correct_long: Finite = 0.5
+    correct_short: Finite = 1.0
+    correct_above: Finite = option(0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,5 +354,5 @@ class Repetition(ShapingSpec):
     kind: ClassVar[str] = "repetition"
     _reads: ClassVar[tuple[str, ...]] = ("score", "tokens", "response_mask")
 
-    ngram: int = 3
-    max_penalty: float = -1.0
+    ngram: Count = 3
+    max_penalty: Annotated[float, Range(high=0.0)] = -1.0

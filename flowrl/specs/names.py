@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Unpack, get_args, get_origin, get_type_hints
 
+from flowrl.errors import TraceError
+from flowrl.specs.user_functions import caller
 from flowrl.wording import nearest
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Missing",
     "argument_hint",
     "arguments_of",
+    "check_options",
     "kind_called",
     "missing_name",
     "raise_missing",
@@ -26,214 +29,167 @@ __all__ = [
 
 MODULES: Mapping[str, str] = {
     "flowrl": "fl",
-    "flowrl.specs.loss": "fl.loss",
-    "flowrl.specs.kl": "fl.kl",
-    "flowrl.specs.grammar": "fl.grammar",
-    "flowrl.program.advantage": "fl.advantage",
-    "flowrl.program.filter": "fl.filter",
-    "flowrl.program.select": "fl.select",
-    "flowrl.program.shaping": "fl.shaping",
+    **{f"flowrl.specs.{name}": f"fl.{name}" for name in ("loss", "kl", "grammar")},
+    **{
+        f"flowrl.program.{name}": f"fl.{name}"
+        for name in ("advantage", "filter", "select", "shaping")
+    },
 }
 """The public name of each module."""
 
-_SYNONYMS: Mapping[str, Mapping[str, str]] = {
+_NAMES: Mapping[str, Mapping[str, str]] = {
     "fl": {
-        "actor": "fl.Policy",
-        "agent": "fl.Policy",
-        "dataset": "fl.Prompts (or fl.Examples, fl.Pairs)",  # fl.data is a package of flowrl
-        "demonstrations": "fl.Examples",
-        "env": "fl.Environment",
-        "flow": "fl.workflow",
-        "generator": "fl.Policy",
-        **dict.fromkeys(("grader", "judge", "scorer"), "fl.Reward"),
-        "lm": "fl.Policy",
-        "llm": "fl.Policy",
-        "model": "fl.Policy",
-        "policymodel": "fl.Policy",
-        "preferences": "fl.Pairs",
-        **dict.fromkeys(("problems", "questions", "tasks"), "fl.Prompts"),
-        "ref": "fl.Policy",
-        "reference": "fl.Policy",
-        "referencepolicy": "fl.Policy",
-        "responses": "fl.Rollout",
-        "rewardfn": "fl.Reward",
-        "rewardfunction": "fl.Reward",
-        "rm": "fl.RewardModel",
-        "student": "fl.Policy",
-        "teacher": "fl.Policy",
-        "train": "fl.run",
-        "valuemodel": "fl.Critic",
-        "value": "fl.Critic",
-        "verifier": "fl.Reward",
+        "fl.Policy": "actor agent generator lm llm model policymodel ref reference referencepolicy "
+        "student teacher",
+        "fl.Prompts (or fl.Examples, fl.Pairs)": "dataset",  # fl.data is a package of flowrl
+        "fl.Prompts": "problems questions tasks",
+        "fl.Examples": "demonstrations",
+        "fl.Pairs": "preferences",
+        "fl.Rollout": "responses",
+        "fl.Environment": "env",
+        "fl.Reward": "grader judge scorer rewardfn rewardfunction verifier",
+        "fl.RewardModel": "rm",
+        "fl.Critic": "value valuemodel",
+        "fl.workflow": "flow",
+        "fl.run": "train",
         # Families of functions.
-        "advantages": "fl.advantage",
-        "filters": "fl.filter",
-        "losses": "fl.loss",
+        "fl.advantage": "advantages",
+        "fl.filter": "filters",
+        "fl.loss": "losses",
         # Operations of roles.
-        "generate": "actor.generate(prompts), an operation of a role",
-        "sample": "actor.generate(prompts), an operation of a role",
-        "score": "reward.score(rollout), an operation of a role",
-        "logprobs": "reference.logprobs(rollout), an operation of a role",
-        "values": "critic.values(rollout), an operation of a role",
-        "update": "actor.update(rollout, rewards), an operation of a role",
-        "sync": "reference.sync(actor), an operation of a role",
+        "actor.generate(prompts), an operation of a role": "generate sample",
+        "reward.score(rollout), an operation of a role": "score",
+        "reference.logprobs(rollout), an operation of a role": "logprobs",
+        "critic.values(rollout), an operation of a role": "values",
+        "actor.update(rollout, rewards), an operation of a role": "update",
+        "reference.sync(actor), an operation of a role": "sync",
     },
     "fl.loss": {
-        "bc": "fl.loss.cross_entropy()",
-        "ce": "fl.loss.cross_entropy()",
-        "clip": "fl.loss.policy_clip(0.2)",
-        "clip_higher": "fl.loss.policy_clip(0.2, 0.28)",
-        "dapo": "fl.loss.policy_clip(0.2, 0.28)",
-        "dr_grpo": 'fl.loss.policy_clip(0.2, aggregation="constant")',
-        "grpo": "fl.loss.policy_clip(0.2)",
-        "icepop": "fl.loss.mask_outside(...), as correction= of a loss",
-        "importance_sampling": "fl.loss.truncate(2.0), as correction= of a loss",
-        "ipo": 'fl.loss.dpo(0.1, form="ipo")',
-        "kl": "kl=fl.kl.k3(0.001) of the update",
-        "mse": "fl.loss.value_clip(0.2)",
-        "nll": "fl.loss.cross_entropy()",
-        "pg": "fl.loss.reinforce()",
-        "policy_gradient": "fl.loss.reinforce()",
-        "policy_loss": "fl.loss.policy_clip(0.2)",
-        "ppo": "fl.loss.policy_clip(0.2)",
-        "ppo_clip": "fl.loss.policy_clip(0.2)",
-        "ranking": "fl.loss.bradley_terry()",
-        "reward_model": "fl.loss.bradley_terry()",
-        "rm": "fl.loss.bradley_terry()",
-        "sft": "fl.loss.cross_entropy()",
-        "tis": "fl.loss.truncate(2.0), as correction= of a loss",
-        "value_loss": "fl.loss.value_clip(0.2)",
-        "vanilla": "fl.loss.reinforce()",
+        "fl.loss.cross_entropy()": "bc ce nll sft",
+        "fl.loss.policy_clip(0.2)": "clip grpo policy_loss ppo ppo_clip",
+        "fl.loss.policy_clip(0.2, 0.28)": "clip_higher dapo",
+        'fl.loss.policy_clip(0.2, aggregation="constant")': "dr_grpo",
+        "fl.loss.reinforce()": "pg policy_gradient vanilla",
+        "fl.loss.mask_outside(...), as correction= of a loss": "icepop",
+        "fl.loss.truncate(2.0), as correction= of a loss": "importance_sampling tis",
+        'fl.loss.dpo(0.1, form="ipo")': "ipo",
+        "fl.loss.bradley_terry()": "ranking reward_model rm",
+        "fl.loss.value_clip(0.2)": "mse value_loss",
+        "kl=fl.kl.k3(0.001) of the update": "kl",
     },
     "fl.kl": {
-        "abs": "fl.kl.kl_abs(...)",
-        "adaptive": "fl.kl.k3(coefficient, target=...)",
-        "exact": "fl.kl.full(...)",
-        "kl": "fl.kl.k1(...)",
-        "low_var": "fl.kl.k3(...)",
-        "low_var_kl": "fl.kl.k3(...)",
-        "mse": "fl.kl.k2(...)",
+        "fl.kl.k1(...)": "kl",
+        "fl.kl.kl_abs(...)": "abs",
+        "fl.kl.k2(...)": "mse",
+        "fl.kl.k3(...)": "low_var low_var_kl",
+        "fl.kl.k3(coefficient, target=...)": "adaptive",
+        "fl.kl.full(...)": "exact",
     },
     "fl.advantage": {
-        "dr_grpo": 'fl.advantage.group_relative(scores, std="none")',
-        "gdpo": "fl.advantage.normalise_then_sum(...)",
-        "gigpo": "fl.advantage.group_in_group(...)",
-        "grpo": "fl.advantage.group_relative(scores)",
-        "group_norm": "fl.advantage.group_relative(scores)",
-        "maxrl": "fl.advantage.max_rl(scores)",
-        "opd": "fl.advantage.distill(...)",
-        "opo": "fl.advantage.length_weighted(scores, rollout)",
-        "otb": "fl.advantage.optimal_token_baseline(scores, rollout, policy=...)",
-        "ppo": "fl.advantage.gae(scores, values, rollout)",
-        "reinforce": "fl.advantage.reinforce_pp(scores, rollout)",
-        "reinforce_plus_plus": "fl.advantage.reinforce_pp(scores, rollout)",
-        "rloo": "fl.advantage.leave_one_out(scores)",
+        "fl.advantage.group_relative(scores)": "grpo group_norm",
+        'fl.advantage.group_relative(scores, std="none")': "dr_grpo",
+        "fl.advantage.normalise_then_sum(...)": "gdpo",
+        "fl.advantage.group_in_group(...)": "gigpo",
+        "fl.advantage.max_rl(scores)": "maxrl",
+        "fl.advantage.distill(...)": "opd",
+        "fl.advantage.length_weighted(scores, rollout)": "opo",
+        "fl.advantage.optimal_token_baseline(scores, rollout, policy=...)": "otb",
+        "fl.advantage.gae(scores, values, rollout)": "ppo",
+        "fl.advantage.reinforce_pp(scores, rollout)": "reinforce reinforce_plus_plus",
+        "fl.advantage.leave_one_out(scores)": "rloo",
     },
     "fl.filter": {
-        "curriculum": "fl.filter.difficulty(...)",
-        "dapo": "fl.filter.zero_variance(rollout, scores)",
-        "dynamic": "fl.filter.zero_variance(rollout, scores)",
-        "dynamic_sampling": "fl.filter.zero_variance(rollout, scores)",
-        "solve_rate": "fl.filter.difficulty(...)",
-        "threshold": "fl.select.threshold(rollout, scores, at_least=...)",
-        "zero_std": "fl.filter.zero_variance(rollout, scores)",
+        "fl.filter.difficulty(...)": "curriculum solve_rate",
+        "fl.filter.zero_variance(rollout, scores)": "dapo dynamic dynamic_sampling zero_std",
+        "fl.select.threshold(rollout, scores, at_least=...)": "threshold",
     },
     "fl.select": {
-        "above": "fl.select.threshold(rollout, scores, at_least=...)",
-        "at_least": "fl.select.threshold(rollout, scores, at_least=...)",
-        "best": "fl.select.top(rollout, scores, k=1)",
-        "best_of_n": "fl.select.top(rollout, scores, k=1)",
-        "correct": "fl.select.threshold(rollout, scores, at_least=...)",
-        "pairs": "fl.select.best_and_worst(rollout, scores)",
-        "preferences": "fl.select.best_and_worst(rollout, scores)",
-        "raft": "fl.select.threshold(rollout, scores, at_least=...)",
-        "rejection": "fl.select.threshold(rollout, scores, at_least=...)",
-        "rejection_sampling": "fl.select.threshold(rollout, scores, at_least=...)",
+        "fl.select.threshold(rollout, scores, at_least=...)": "above at_least correct raft "
+        "rejection rejection_sampling",
+        "fl.select.top(rollout, scores, k=1)": "best best_of_n",
+        "fl.select.best_and_worst(rollout, scores)": "pairs preferences",
     },
     "fl.shaping": {
-        "cosine": "fl.shaping.cosine_length(...)",
-        "overlong": "fl.shaping.soft_overlong(...)",
+        "fl.shaping.cosine_length(...)": "cosine",
+        "fl.shaping.soft_overlong(...)": "overlong",
     },
-    "fl.grammar": {
-        "json": "fl.grammar.json_schema(...)",
-        "schema": "fl.grammar.json_schema(...)",
-    },
+    "fl.grammar": {"fl.grammar.json_schema(...)": "json schema"},
 }
-"""Names in papers and other libraries (in lower case), by module, and the code to suggest."""
+"""By module and by the code to suggest, its names in papers and other libraries in lower case,
+separated by spaces."""
 
-_CLIPS = {
-    **dict.fromkeys(("clip", "clip_range", "cliprange", "clip_ratio", "eps_clip"), "clip_low"),
-    **dict.fromkeys(("eps", "epsilon", "eps_low", "epsilon_low", "clip_ratio_low"), "clip_low"),
-    **dict.fromkeys(("eps_high", "epsilon_high", "clip_ratio_high"), "clip_high"),
-    **dict.fromkeys(
-        ("beta", "kl", "kl_coef", "kl_coefficient"), "kl=fl.kl.k3(0.001) of the update"
-    ),
-    **dict.fromkeys(("entropy_coef", "entropy_coefficient", "entropy_coeff"), "entropy"),
-    **dict.fromkeys(("loss_agg_mode", "loss_type", "reduction"), "aggregation"),
+_CLIP_ARGUMENTS = {
+    "clip_low": "clip clip_range cliprange clip_ratio eps_clip eps epsilon eps_low epsilon_low "
+    "clip_ratio_low",
+    "clip_high": "eps_high epsilon_high clip_ratio_high",
+    "kl=fl.kl.k3(0.001) of the update": "beta kl kl_coef kl_coefficient",
+    "entropy": "entropy_coef entropy_coefficient entropy_coeff",
+    "aggregation": "loss_agg_mode loss_type reduction",
 }
-_SAMPLING = {
-    **dict.fromkeys(("t", "temp"), "temperature"),
-    **dict.fromkeys(("max_length", "max_new_tokens", "max_completion_length"), "max_tokens"),
-    **dict.fromkeys(("max_response_length", "max_generation_length"), "max_tokens"),
-    **dict.fromkeys(("do_sample", "greedy"), "temperature=0, which takes the likeliest token"),
-    "seed": "seed=... in the config",
+_SAMPLING_ARGUMENTS = {
+    "temperature": "t temp",
+    "temperature=0, which takes the likeliest token": "do_sample greedy",
+    "max_tokens": "max_length max_new_tokens max_completion_length max_response_length "
+    "max_generation_length",
+    "seed=... in the config": "seed",
 }
-_SHORTEST = dict.fromkeys(("min_length", "min_new_tokens"), "min_tokens")
-_GENERATE = _SAMPLING | {
-    **dict.fromkeys(("num_generations", "num_return_sequences", "num_samples"), "n"),
-    **dict.fromkeys(("group_size", "rollouts", "samples"), "n"),
-    **dict.fromkeys(("regex", "guided_regex"), 'grammar=fl.grammar.regex("...")'),
-    **dict.fromkeys(("json", "schema", "json_schema"), "grammar=fl.grammar.json_schema({...})"),
+_SHORTEST = {"min_tokens": "min_length min_new_tokens"}
+_GENERATE_ARGUMENTS = _SAMPLING_ARGUMENTS | {
+    "n": "num_generations num_return_sequences num_samples group_size rollouts samples",
+    'grammar=fl.grammar.regex("...")': "regex guided_regex",
+    "grammar=fl.grammar.json_schema({...})": "json schema json_schema",
 }
+_KL_ARGUMENTS = {"coefficient": "beta coef kl_coef weight"}
 _RATE = "train.optimizer.learning_rate in the config, or roles.NAME.optimizer for one role"
-_ARGUMENT_SYNONYMS: Mapping[str, Mapping[str, str]] = {
-    "Sampling": _SAMPLING | _SHORTEST,
-    "generate": _GENERATE | _SHORTEST,
-    "interact": _GENERATE | {"env": "environment", "turns": "max_turns"},
+_PAIRS_OF_A_SUM = "each weight next to its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))"
+_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "Sampling": _SAMPLING_ARGUMENTS | _SHORTEST,
+    "generate": _GENERATE_ARGUMENTS | _SHORTEST,
+    "interact": _GENERATE_ARGUMENTS | {"environment": "env", "max_turns": "turns"},
     "update": {
-        **dict.fromkeys(("lr", "learning_rate"), _RATE),
-        **dict.fromkeys(("beta", "kl_coef", "kl_coefficient"), "kl=fl.kl.k3(0.001)"),
-        **dict.fromkeys(("clip", "epsilon", "clip_range"), "loss=fl.loss.policy_clip(0.2)"),
-        **dict.fromkeys(("score", "scores", "reward"), "rewards"),
-        **dict.fromkeys(("adv", "weights"), "advantages"),
-        **dict.fromkeys(("ref", "ref_logprobs", "reference_logprobs"), "reference"),
-        **dict.fromkeys(("old_logprobs", "logprobs", "behaviour"), "old"),
-        **dict.fromkeys(("epochs", "mini_batches", "steps"), "train.mini_batches in the config"),
+        _RATE: "lr learning_rate",
+        "train.mini_batches in the config": "epochs mini_batches steps",
+        "kl=fl.kl.k3(0.001)": "beta kl_coef kl_coefficient",
+        "loss=fl.loss.policy_clip(0.2)": "clip epsilon clip_range",
+        "rewards": "score scores reward",
+        "advantages": "adv weights",
+        "reference": "ref ref_logprobs reference_logprobs",
+        "old": "old_logprobs logprobs behaviour",
     },
-    "sync": dict.fromkeys(("interval", "steps", "frequency", "period"), "every"),
-    "weighted_sum": dict.fromkeys(
-        ("weight", "weights", "coefficients"),
-        "each weight next to its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))",
-    ),
+    "sync": {"every": "interval steps frequency period"},
+    "weighted_sum": {_PAIRS_OF_A_SUM: "weight weights coefficients"},
     "difficulty": {
-        **dict.fromkeys(("min", "lower", "at_least", "above", "minimum"), "low"),
-        **dict.fromkeys(("max", "upper", "at_most", "below", "maximum"), "high"),
+        "low": "min lower at_least above minimum",
+        "high": "max upper at_most below maximum",
     },
-    "zero_variance": dict.fromkeys(("eps", "epsilon", "threshold", "tol"), "tolerance"),
-    "group_relative": {
-        **dict.fromkeys(("normalise", "normalize", "scale", "scale_rewards"), "std"),
-        **dict.fromkeys(("epsilon", "delta"), "eps"),
-    },
-    "gae": {
-        **dict.fromkeys(("lambda_", "lamda", "lmbda", "lambd", "gae_lambda"), "lam"),
-        **dict.fromkeys(("discount", "discount_factor"), "gamma"),
-    },
+    "zero_variance": {"tolerance": "eps epsilon threshold tol"},
+    "group_relative": {"std": "normalise normalize scale scale_rewards", "eps": "epsilon delta"},
+    "gae": {"lam": "lambda_ lamda lmbda lambd gae_lambda", "gamma": "discount discount_factor"},
     "soft_overlong": {
-        **dict.fromkeys(("max_length", "max_response_length", "max_len"), "max_tokens"),
-        **dict.fromkeys(("cache", "buffer_len", "margin"), "buffer"),
-        **dict.fromkeys(("penalty", "weight"), "factor"),
+        "max_tokens": "max_length max_response_length max_len",
+        "buffer": "cache buffer_len margin",
+        "factor": "penalty weight",
     },
-    "top": dict.fromkeys(("n", "num", "number", "count"), "k"),
-    "random": dict.fromkeys(("n", "num", "number", "count"), "k"),
-    **dict.fromkeys(("policy_clip", "gspo", "luspo", "gmpo"), _CLIPS),
-    "value_clip": dict.fromkeys(("epsilon", "eps", "clip_range", "cliprange_value"), "clip"),
-    **dict.fromkeys(
-        ("k1", "k2", "k3", "kl_abs", "full"),
-        dict.fromkeys(("beta", "coef", "kl_coef", "weight"), "coefficient"),
-    ),
-    "dpo": dict.fromkeys(("coefficient", "tau"), "beta"),
+    "top": {"k": "n num number count"},
+    "random": {"k": "n num number count"},
+    **dict.fromkeys(("policy_clip", "gspo", "luspo", "gmpo"), _CLIP_ARGUMENTS),
+    "value_clip": {"clip": "epsilon eps clip_range cliprange_value"},
+    **dict.fromkeys(("k1", "k2", "k3", "kl_abs", "full"), _KL_ARGUMENTS),
+    "dpo": {"beta": "coefficient tau"},
 }
-"""Names of arguments in papers and other libraries, by function, and the code to suggest."""
+"""By function and by the argument or code to suggest, names of arguments in papers and other
+libraries."""
+
+
+def _by_name(table: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    return {
+        owner: {name: meant for meant, names in suggested.items() for name in names.split()}
+        for owner, suggested in table.items()
+    }
+
+
+_SYNONYMS = _by_name(_NAMES)
+_ARGUMENT_SYNONYMS = _by_name(_ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +268,24 @@ def argument_hint(function: str, unknown: str, names: Sequence[str]) -> str | No
         return f"write {meant}=..." if meant in names else f"write {meant}"
     match = nearest(unknown, names, cutoff=0.7)
     return None if match is None else f"did you mean '{match}'?"
+
+
+def check_options(function: Callable[..., Any], options: Collection[str]) -> None:
+    """Checks the names in `**options` of a function of `fl.loss` or `fl.kl`.
+
+    Raises:
+        TraceError: The function does not have one of the options.
+    """
+    names = arguments_of(function)
+    for name in options:
+        if name not in names:
+            family = function.__module__.removeprefix("flowrl.specs.").partition(".")[0]
+            raise TraceError(
+                f"fl.{family}.{function.__name__} does not have the option '{name}'",
+                where=caller(),
+                expected=", ".join(names),
+                hint=argument_hint(function.__name__, name, names),
+            )
 
 
 def raise_missing(module: str, name: str, own: Collection[str]) -> NoReturn:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from flowrl.errors import TraceError
 from flowrl.specs import LossSpec, MapSpec
-from flowrl.specs.function import definition_of, load_function
 from flowrl.specs.loss import OwnLoss
 from flowrl.specs.maps import OwnMap
+from flowrl.specs.user_functions import definition_of, load_function
 
 __all__ = ["failed_checks"]
 

@@ -1,4 +1,4 @@
-"""Drawings of graphs: tree, canonical text, Mermaid, DOT, JSON; and what differs between two."""
+"""Drawings of graphs: tree, canonical text, Mermaid, DOT, JSON; and differences of two graphs."""
 
 from flowrl.viz.diff import render_diff
 from flowrl.viz.render import FORMATS, render

@@ -1,4 +1,4 @@
-"""What changed between two graphs, node by node, for people to read.
+"""The differences of two graphs, node by node, for people to read.
 
     - reference.logprobs = logprobs by reference
 
@@ -7,9 +7,9 @@
       + attr loss = loss:policy_clip(clip_low=0.2, clip_high=0.28, aggregation="token-mean")
 
 Nodes are matched by id, which is made of roles, operations and order and not of the names of
-variables: two programs that say the same have no difference. Lines are those of the canonical
-text. Of a node that is in both only the lines that differ are shown, below its head; one that is in
-one alone is shown as a whole. Costs are left out where only one of the graphs has them.
+variables: two programs of the same meaning have no difference. Lines are those of the canonical
+text. A node of both graphs is shown by its head and the lines that differ, any other node as a
+whole. Costs are omitted if only one of the graphs has them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ __all__ = ["render_diff"]
 
 
 def render_diff(before: Graph, after: Graph) -> str:
-    """The differences, or a line that says there are none; ends in a newline.
-
-    The names and levels of the graphs are told above them where they differ.
-    """
+    """Returns the differences below the names and levels of the graphs, or `no difference`."""
     if _has_costs(before) != _has_costs(after):
         before, after = _without_costs(before), _without_costs(after)
     old, new = _blocks(before), _blocks(after)
@@ -56,7 +53,7 @@ def _title(graph: Graph) -> str:
 
 
 def _blocks(graph: Graph) -> dict[str, list[str]]:
-    """The lines of each node in the canonical text."""
+    """Returns the lines of each node in the canonical text."""
     texts = format_graph(graph).rstrip("\n").split("\n\n")[1:]
     return {node.id: text.split("\n") for node, text in zip(graph.nodes, texts, strict=True)}
 
@@ -65,12 +62,12 @@ def _summary(old: dict[str, list[str]], new: dict[str, list[str]]) -> str:
     removed, added = len(old.keys() - new.keys()), len(new.keys() - old.keys())
     changed = sum(old[node_id] != new[node_id] for node_id in old.keys() & new.keys())
     counts = {"added": added, "removed": removed, "changed": changed}
-    said = [f"{number} {word}" for word, number in counts.items() if number]
-    return ", ".join(said) or "the same nodes in another order"
+    shown = [f"{number} {word}" for word, number in counts.items() if number]
+    return ", ".join(shown) or "the same nodes in another order"
 
 
 def _in_order(before: Graph, after: Graph) -> list[str]:
-    """The ids of both: those of `after`, and each removed one behind what it stood behind."""
+    """Returns the ids of `after`, and each removed id behind the one that it followed."""
     ids: list[str] = [node.id for node in after.nodes]
     previous: Node | None = None
     for node in before.nodes:
@@ -96,7 +93,7 @@ def _changes(node_id: str, old: list[str], new: list[str]) -> list[str]:
 
 
 def _moved(before: Graph, after: Graph) -> tuple[list[str], list[str]] | None:
-    """The nodes of both, in either order, where the two orders differ."""
+    """Returns the common nodes in either order; None if the two orders are the same."""
     ids = {node.id for node in before.nodes} & {node.id for node in after.nodes}
     old: list[str] = [node.id for node in before.nodes if node.id in ids]
     new: list[str] = [node.id for node in after.nodes if node.id in ids]

@@ -1,9 +1,10 @@
-"""The words and colours that all drawings share."""
+"""The texts and colours that all drawings share."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from flowrl.cost import format_bytes
 from flowrl.graph import Edge, Graph, Level, Node, Op
@@ -20,6 +21,7 @@ __all__ = [
     "RoleColour",
     "cost_note",
     "edge_fields",
+    "node_groups",
     "node_notes",
     "region_title",
     "regions",
@@ -28,18 +30,15 @@ __all__ = [
 ]
 
 
-class RoleColour:
-    """The colour of a role: its name in a terminal, fill and border elsewhere."""
+class RoleColour(NamedTuple):
+    """The colour of a role: its name in a terminal, and its fill and border in pictures."""
 
-    __slots__ = ("border", "fill", "terminal")
-
-    def __init__(self, terminal: str, fill: str, border: str) -> None:
-        self.terminal = terminal
-        self.fill = fill
-        self.border = border
+    terminal: str
+    fill: str
+    border: str
 
 
-# Told apart by people with colour-blindness too: hues of Okabe and Ito, lightened for fills.
+# Hues of Okabe and Ito, lightened for fills: people with colour-blindness can distinguish them.
 ROLE_COLOURS: tuple[RoleColour, ...] = (
     RoleColour("cyan", "#d6ebf7", "#0072b2"),
     RoleColour("yellow", "#fbeccb", "#b87d00"),
@@ -49,7 +48,7 @@ ROLE_COLOURS: tuple[RoleColour, ...] = (
     RoleColour("blue", "#dfe3f5", "#44549c"),
 )
 
-# Fields that people look for even where they have their default.
+# Fields that are shown even if they have their default.
 _ALWAYS = {
     "sampling": ("temperature", "max_tokens"),
     "policy_clip": ("clip_low", "clip_high"),
@@ -65,7 +64,7 @@ _PER = {
 
 
 def role_colours(graph: Graph) -> dict[str, RoleColour]:
-    """A colour for each role, in order of first use."""
+    """Returns a colour for each role, in order of first use."""
     return {role: ROLE_COLOURS[i % len(ROLE_COLOURS)] for i, role in enumerate(graph.roles)}
 
 
@@ -75,43 +74,47 @@ def _short_scalar(value: Scalar) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str) and not value.isprintable():
-        return json.dumps(value)[1:-1]  # a drawing has one line for it
+        return json.dumps(value)[1:-1]  # on one line
     return str(value)
 
 
 def short_spec(spec: Spec) -> str:
-    """A specification with those fields that differ from their default, and the main ones."""
+    """Returns a specification with its main fields and those that differ from their default."""
     match spec:
         case KL():
-            return _told_penalty(spec)
+            shown = [f"{spec.coefficient:g}", *_changed(spec, without=("estimator", "coefficient"))]
+            return f"{spec.estimator}({', '.join(shown)})"
         case OwnMap() | OwnAdvantage() | OwnLoss():
-            return _told_own(spec)
+            return _own(spec)
         case WeightedSum():
             return f"weighted sum, weights {', '.join(f'{each:g}' for each in spec.factors)}"
         case _:
-            return _told(spec)
+            changed = _changed(spec)
+            return f"{spec.kind}({', '.join(changed)})" if changed else spec.kind
 
 
-def _told_penalty(spec: KL) -> str:
-    """`k3(0.001)`; one that is steered tells where to, and any clamp: `k3(0.1, target=6)`."""
-    shown = [f"{spec.coefficient:g}"]
-    for name, value, field in spec.items():
-        if name not in ("estimator", "coefficient") and value != field.default:
-            shown.append(f"{name}={_short_scalar(value)}")
-    return f"{spec.estimator}({', '.join(shown)})"
+def _changed(spec: Spec, *, without: tuple[str, ...] = ()) -> list[str]:
+    """Returns `name=value` of the main fields and those that differ from their default."""
+    return [
+        f"{name}={_short_scalar(value)}"
+        for name, value, field in spec.items()
+        if name not in without and (value != field.default or name in _ALWAYS.get(spec.kind, ()))
+    ]
 
 
-def _told_own(spec: OwnMap | OwnAdvantage | OwnLoss) -> str:
-    """`own.py:brief(scale=0.5)`, and what its declaration means; edges tell what it reads."""
+def _own(spec: OwnMap | OwnAdvantage | OwnLoss) -> str:
+    """Returns `own.py:brief(scale=0.5)`, and the meaning of its declaration.
+
+    The fields that it reads are on edges.
+    """
     options = ", ".join(f"{name}={_short_scalar(value)}" for name, value in spec.options)
     parts = [f"{spec.function}({options})" if options else spec.function]
     match spec:
         case OwnMap():
-            for name, _, unit in spec.gives:
-                if name != "score":
-                    parts.append(f"gives {name} {_PER[unit]}")
-            if spec.per_sample:
-                parts.append("each sample by itself")
+            parts += [
+                f"gives {name} {_PER[unit]}" for name, _, unit in spec.gives if name != "score"
+            ]
+            parts += ["each sample by itself"] if spec.per_sample else []
         case OwnAdvantage():
             parts += ["one a token"] if spec.per_token else []
             parts += ["with a critic's returns"] if spec.gives_returns else []
@@ -121,31 +124,32 @@ def _told_own(spec: OwnMap | OwnAdvantage | OwnLoss) -> str:
     return ", ".join(parts)
 
 
-def _told(spec: Spec) -> str:
-    shown = []
-    for name, value, field in spec.items():
-        default = field.default
-        if default is MISSING or value != default or name in _ALWAYS.get(spec.kind, ()):
-            shown.append(f"{name}={_short_scalar(value)}")
-    return f"{spec.kind}({', '.join(shown)})" if shown else spec.kind
-
-
 def regions(graph: Graph) -> dict[str, tuple[Node, ...]]:
-    """The nodes that exchange data in a cycle, by region."""
-    found: dict[str, tuple[Node, ...]] = {}
+    """Returns the nodes that exchange data in a cycle, by region."""
+    members: dict[str, tuple[Node, ...]] = {}
     for node in graph.nodes:
         if node.region is not None:
-            found[node.region] = (*found.get(node.region, ()), node)
-    return found
+            members[node.region] = (*members.get(node.region, ()), node)
+    return members
+
+
+def node_groups(graph: Graph) -> Iterator[tuple[str | None, tuple[Node, ...]]]:
+    """Yields each region with its nodes in the place of the first one, and every other node."""
+    remaining = regions(graph)
+    for node in graph.nodes:
+        if node.region is None:
+            yield None, (node,)
+        elif node.region in remaining:
+            yield node.region, remaining.pop(node.region)
 
 
 def region_title(region: str, nodes: tuple[Node, ...]) -> str:
-    """`interact: game and actor, turn by turn`."""
+    """Returns `interact: game and actor, turn by turn`."""
     return f"{region}: {' and '.join(str(node.role) for node in nodes)}, turn by turn"
 
 
 def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
-    """What a node was told, in a few words each."""
+    """Returns the attributes of a node, in a few words each."""
     if node.op is Op.SOURCE:
         return (f"a step's {node.attr('data')}", *_place_notes(node))
     if node.op is Op.SYNC:
@@ -155,18 +159,18 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     for name, value in node.attrs:
         rule = SIGNATURES[node.op].attr(name)
         if value is None:
-            # A value that lowering fills; other nulls mean "none" and are not worth a word.
+            # A value that lowering fills; other nulls mean "none" and are not shown.
             if graph.level is Level.TRACED and rule is not None and rule.filled is not None:
                 open_.append(name)
         elif isinstance(value, KL) and value.coefficient == 0:
             continue  # no penalty
         elif isinstance(value, NodeCost) or (rule is not None and rule.since is Level.PLACED):
-            continue  # the tree says costs on a line of their own; places come last
+            continue  # the tree shows costs on a line of their own; places come last
         elif isinstance(value, Spec):
             named = name in ("loss", "kl")
             notes.append(f"{name}={short_spec(value)}" if named else short_spec(value))
         elif node.op is not Op.LOG:  # its id has the name
-            notes.append(_said(graph, node, name, value))
+            notes.append(_plain(graph, node, name, value))
     if "rewards" in node.inputs:
         open_.insert(0, "advantage")
     if open_:
@@ -174,8 +178,8 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     return (*notes, *_place_notes(node))
 
 
-def _said(graph: Graph, node: Node, name: str, value: Scalar) -> str:
-    """A plain attribute in words, where its name alone would say little."""
+def _plain(graph: Graph, node: Node, name: str, value: Scalar) -> str:
+    """Returns an attribute in words, if its name alone would say little."""
     match name, value:
         case "behaviour_logprobs", _:
             return f"behaviour logprobs are {value}"
@@ -209,7 +213,7 @@ def _sync_notes(graph: Graph, node: Node) -> tuple[str, ...]:
 
 
 def _place_notes(node: Node) -> tuple[str, ...]:
-    """What a plan says of a node, in one note: `on cpu:0 in main, starts on the batch`."""
+    """Returns the decisions of a plan in one note: `on cpu:0 in main, starts on the batch`."""
     start, devices = node.attr("start"), node.attr("devices")
     if start is None:
         return ()
@@ -238,7 +242,7 @@ def _place_notes(node: Node) -> tuple[str, ...]:
 
 
 def cost_note(node: Node) -> str | None:
-    """What a model's node costs: `at most 1.2 TFLOP, output 3.0 MiB, activations 41 MiB`."""
+    """Returns a model's cost: `at most 1.2 TFLOP, output 3.0 MiB, activations 41 MiB`."""
     cost = node.attr("cost")
     if not isinstance(cost, NodeCost) or not cost.flops:
         return None
@@ -260,7 +264,7 @@ def _operations(flops: int) -> str:
 
 
 def edge_fields(graph: Graph, edge: Edge) -> tuple[tuple[str, ...], str]:
-    """The fields on an edge, and the unit that they have in common (`per token`)."""
+    """Returns the fields of an edge, and the unit that they have in common (`per token`)."""
     source = graph.node(edge.src)
     units = [str(f.unit) for name in edge.fields if (f := source.output(name)) is not None]
     same = len(set(units)) == 1

@@ -1,7 +1,7 @@
 """A graph as a tree for the terminal.
 
-Each node hangs below the last of those that it waits for; the lines under it say what it reads. The
-nodes of a region are marked as the corners of a box, and what they exchange has arrows both ways.
+Each node is below the last of those that it waits for, and the lines under it show what it reads.
+The nodes of a region are marked as the corners of a box, and their edges have arrows both ways.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flowrl.viz.labels import cost_note, edge_fields, node_notes, regions, role_
 
 __all__ = ["render_tree"]
 
-_BESIDE = 50
-"""Characters of notes that fit beside a node's name."""
+_NOTES_WIDTH = 50
+"""The number of characters of notes that fit on the line of a node's name."""
 
 
 def render_tree(graph: Graph, *, color: bool = False) -> str:
-    """The tree, with terminal colours for roles where `color` is set."""
+    """Returns the tree, with terminal colours for roles if `color` is set."""
     children = _children(graph)
     lines: list[tuple[Text, str]] = []
     for root in children[None]:
@@ -52,7 +52,7 @@ def _children(graph: Graph) -> dict[str | None, list[Node]]:
     place = {node.id: i for i, node in enumerate(graph.nodes)}
     children: dict[str | None, list[Node]] = {None: []}
     for node in graph.nodes:
-        # The way back of a cycle is no reason to wait.
+        # A node does not wait for the edge that closes a cycle.
         reads = [
             edge.src
             for edge in graph.in_edges(node.id)
@@ -71,14 +71,14 @@ def _add(
     rest: Text,
     lines: list[tuple[Text, str]],
 ) -> None:
-    """Appends the node's lines: `first` stands before its name, `rest` before what is below."""
+    """Appends the node's lines: `first` is the prefix of its name, `rest` of the lines below."""
     below = children.get(node.id, [])
     colour = role_colours(graph)[node.role].terminal if node.role is not None else ""
     head = first + Text(_box(graph, node), "dim") + Text(node.id, f"bold {colour}".strip())
     notes = node_notes(graph, node)
-    beside, under = _split(notes)
-    if beside:
-        head = head + Text("  " + beside)
+    short, under = _split(notes)
+    if short:
+        head = head + Text("  " + short)
     lines.append((head, str(node.source) if node.source is not None else ""))
     bar = Text("│  " if below else "   ", "dim")
     lines += [(rest + bar + Text(note), "") for note in under]
@@ -94,7 +94,7 @@ def _add(
 
 
 def _box(graph: Graph, node: Node) -> str:
-    """The corner of a region's box that stands before a node of it."""
+    """Returns the corner of a region's box that precedes one of its nodes."""
     if node.region is None:
         return ""
     members = regions(graph)[node.region]
@@ -102,9 +102,9 @@ def _box(graph: Graph, node: Node) -> str:
 
 
 def _split(notes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Short notes stand beside the node's name, long ones on lines of their own."""
-    beside = ", ".join(notes)
-    return (beside, ()) if len(beside) <= _BESIDE else (notes[0], notes[1:])
+    """Returns the notes for the line of the node's name, and those for lines of their own."""
+    short = ", ".join(notes)
+    return (short, ()) if len(short) <= _NOTES_WIDTH else (notes[0], notes[1:])
 
 
 def _reads(graph: Graph, edge: Edge) -> str:

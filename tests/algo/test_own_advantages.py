@@ -128,7 +128,7 @@ def test_what_an_advantage_declares_must_be_there() -> None:
     ("declared", "message"),
     [
         ({"needs": "valuess"}, "did you mean 'values'"),
-        ({"per": "turn"}, "no such per"),
+        ({"per": "turn"}, "no per of fl.advantage.own is called"),
     ],
 )
 def test_a_declaration_of_an_advantage_that_makes_no_sense_is_refused(

@@ -232,7 +232,7 @@ def test_options_that_the_function_does_not_have_are_refused(
         ({"extra": ("a b",)}, "cannot be the name of a field"),
         ({"aggregation": "token-meen"}, "did you mean 'token-mean'"),
         ({"corrects_behaviour": True}, "without its logprobs"),
-        ({"predicts": "logits"}, "no such predicts"),
+        ({"predicts": "logits"}, "no prediction .* is called 'logits'"),
         ({"predicts": "scores"}, "a loss on scores must be a loss on pairs"),
         (
             {"predicts": "values", "needs": "preferred"},

@@ -278,8 +278,6 @@ def test_who_corrects_for_the_behaviour_policy() -> None:
 def test_weights_on_top_of_a_behaviour_ratio_are_refused() -> None:
     with pytest.raises(TraceError, match="count twice"):
         loss.policy_clip(anchor="behaviour", correction=loss.truncate())
-    with pytest.raises(TraceError, match="dual_clip"):
-        loss.policy_clip(dual_clip=1.0)
 
 
 def values_of(spec: LossSpec, ratios: list[float], advantages: list[float]) -> list[float]:

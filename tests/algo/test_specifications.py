@@ -38,7 +38,7 @@ from flowrl.specs import (
     ZeroVariance,
     spec_from_json,
 )
-from flowrl.specs.check import wrong_fields
+from flowrl.specs.base import wrong_fields
 
 SPECS: list[Spec] = [
     GroupRelative(std="group_others", mean="group_others", zero_std="divide", variance_floor=1e-6),
@@ -64,7 +64,7 @@ SPECS: list[Spec] = [
     Top(k=2),
     Threshold(at_least=-0.5),
     Distill(score_weight=-0.5),
-    KL(estimator="k3", coefficient=0.0, clamp_input=20.0, target=0.1),
+    KL(estimator="k3", coefficient=0.1, clamp_input=20.0, target=0.1),
 ]
 
 
@@ -112,6 +112,16 @@ def test_numbers_within_bounds_are_right(spec: Spec) -> None:
             "a number above 0 or None",
         ),
         (KL(estimator="k3", coefficient=0.1, horizon=0), "horizon", "a whole number from 1 up"),
+        (
+            KL(estimator="k3", coefficient=0.0, target=0.1),
+            "coefficient",
+            "a number above 0, as there is a target",
+        ),
+        (
+            KL(estimator="full", coefficient=0.1, clamp_output=2.0),
+            "clamp_output",
+            "None: the full divergence is finite without a clamp",
+        ),
         (Difficulty(low=0.9, high=0.1), "low", "a number below high=0.1"),
         (Difficulty(low=0.5, high=0.5), "low", "a number below high=0.5"),
         (Threshold(at_least=math.inf), "at_least", "a finite number"),

@@ -28,8 +28,8 @@ from flowrl.algo.advantages.token import estimate, length_lambda, turn_returns
 from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.specs import GAE, GroupInGroup, OptimalTokenBaseline, ReinforcePP, ReMax
+from flowrl.specs.advantage import Masking
 from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import Masking
 
 MASKINGS: tuple[Masking, ...] = get_args(Masking)
 Array = npt.NDArray[np.float64]

@@ -29,7 +29,7 @@ from flowrl.specs import (
     Top,
     ZeroVariance,
 )
-from flowrl.specs.check import wrong_fields
+from flowrl.specs.base import wrong_fields
 from flowrl.specs.loss import (
     CISPO,
     DPO,

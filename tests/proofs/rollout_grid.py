@@ -30,7 +30,7 @@ from functools import lru_cache
 from itertools import product
 
 from benchmarks.arguments import json_file
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.layout import Layout

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.layout import Layout

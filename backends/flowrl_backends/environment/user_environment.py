@@ -20,11 +20,10 @@ from flowrl.backend.environment import (
 from flowrl.config.user_functions import ENVIRONMENT_OFFERS
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.specs.function import definition_of
+from flowrl.specs.user_functions import definition_of, run_file
 from flowrl.wording import listing, suggestion
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads
-from flowrl_backends.user_file import run_file
 
 __all__ = ["UserEnvironment"]
 
@@ -199,7 +198,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
             found=str(path),
             hint=f"paths are relative to the working folder, {Path.cwd()}",
         )
-    return run_file(path, kind="environment")
+    return run_file(path)
 
 
 def _parameters(kind: type, method: str, target: str, *, where: str) -> tuple[str, ...]:

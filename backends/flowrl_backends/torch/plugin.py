@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from flowrl.backend.capabilities import BackendStatus, Capabilities, Service
+from flowrl.backend.plugin import BackendStatus, Capabilities, Service
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.backend.capabilities import BackendStatus, Capabilities, Service
+from flowrl.backend.plugin import BackendStatus, Capabilities, Service
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:

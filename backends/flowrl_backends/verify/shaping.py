@@ -21,7 +21,7 @@ from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_prop
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import ConfigError
 from flowrl.specs import FinishReason
-from flowrl.specs.check import wrong_fields
+from flowrl.specs.base import wrong_fields
 from flowrl.specs.maps import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl_backends.verify.options import TermOptions
 

@@ -13,8 +13,8 @@ from types import ModuleType
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.config.user_functions import REWARD_OFFERS
 from flowrl.errors import RewardError
+from flowrl.specs.user_functions import run_file
 from flowrl.wording import listing, suggestion
-from flowrl_backends.user_file import run_file
 
 __all__ = ["UserFunction"]
 
@@ -85,7 +85,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
             found=str(path),
             hint=f"paths are relative to the working folder, {Path.cwd()}",
         )
-    return run_file(path, kind="reward")
+    return run_file(path)
 
 
 def _function(module: ModuleType, path: Path, name: str, *, where: str) -> Callable[..., object]:

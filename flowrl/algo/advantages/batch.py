@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from flowrl.algo.kl import estimate
 from flowrl.errors import RewardError
+from flowrl.specs.advantage import EpsPlace, Masking
 from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import EpsPlace, Masking
 
 __all__ = [
     "AdvantageBatch",

@@ -17,11 +17,12 @@ from flowrl.algo.advantages.batch import (
     whiten,
 )
 from flowrl.algo.advantages.group import Partition, centre_scores, standardise
-from flowrl.specs.advantage import AdvantageSpec, GroupRelative
-from flowrl.specs.token_advantage import (
+from flowrl.specs.advantage import (
     GAE,
+    AdvantageSpec,
     Distill,
     GroupInGroup,
+    GroupRelative,
     Masking,
     OptimalTokenBaseline,
     ReinforcePP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import rollout_arrivals
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Arrivals

@@ -27,7 +27,7 @@ from functools import partial
 from itertools import groupby
 from typing import assert_never
 
-from flowrl.backend.capabilities import GIVEN_PER_SLOT
+from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError

@@ -6,12 +6,11 @@ Bradley-Terry for reward models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from flowrl.errors import TraceError
-from flowrl.specs.base import Spec, option
-from flowrl.specs.function import caller
+from flowrl.specs.base import FromZero, Positive, Range, Spec, Wrong, option
 
 __all__ = [
     "DPO",
@@ -120,10 +119,10 @@ class ValueClip(LossSpec):
     kind: ClassVar[str] = "value_clip"
     predicts: ClassVar[Prediction] = "values"
 
-    clip: float | None = 0.2
+    clip: FromZero | None = 0.2
     aggregation: Aggregation = "token-mean"
     form: Literal["square", "huber"] = option("square")
-    delta: float = option(10.0)
+    delta: Positive = option(10.0)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -176,8 +175,8 @@ class DPO(PairLoss):
 
     kind: ClassVar[str] = "dpo"
 
-    beta: float = 0.1
-    label_smoothing: float = option(0.0)
+    beta: Positive = 0.1
+    label_smoothing: Annotated[float, Range(low=0.0, high=0.5)] = option(0.0)
     form: PairForm = option("sigmoid")
 
     @property
@@ -189,6 +188,11 @@ class DPO(PairLoss):
     def corrects_behaviour(self) -> bool:
         """True: pairs may come from any policy, as the loss has no expectation over the policy."""
         return True
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields the label smoothing of IPO, which has no meaning."""
+        if self.form == "ipo" and self.label_smoothing:
+            yield "label_smoothing", self.label_smoothing, "0 in IPO, which is finite without it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +210,7 @@ class BradleyTerry(PairLoss):
     predicts: ClassVar[Prediction] = "scores"
 
     margin: float = option(0.0)
-    centering: float = option(0.0)
+    centering: FromZero = option(0.0)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -223,32 +227,10 @@ def dpo(
     beta: float = 0.1,
     *,
     label_smoothing: float = 0.0,
-    form: Literal["sigmoid", "ipo"] = "sigmoid",
+    form: PairForm = "sigmoid",
 ) -> DPO:
     """Returns direct preference optimization on pairs of answers."""
-    if not _is_number(beta) or beta <= 0:
-        raise TraceError(
-            "dpo's beta is not positive", where=caller(), found=repr(beta), expected="more than 0"
-        )
-    if not _is_number(label_smoothing) or not 0 <= label_smoothing < 0.5:
-        raise TraceError(
-            "dpo's label_smoothing is not a probability below 0.5",
-            where=caller(),
-            found=repr(label_smoothing),
-            expected="0 to less than 0.5",
-        )
-    if label_smoothing and form == "ipo":
-        raise TraceError(
-            "label_smoothing has no meaning in IPO, whose target is finite without it",
-            where=caller(),
-            found=f"form='ipo', label_smoothing={label_smoothing}",
-            hint="omit label_smoothing, or use form='sigmoid'",
-        )
     return DPO(beta=beta, label_smoothing=label_smoothing, form=form)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def bradley_terry(*, margin: float = 0.0, centering: float = 0.0) -> BradleyTerry:

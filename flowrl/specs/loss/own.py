@@ -20,10 +20,15 @@ from typing import Any, ClassVar, get_args
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
-from flowrl.specs.function import caller, reference_of
 from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
-from flowrl.specs.user_options import Options, change_options, declared_options, names_among
-from flowrl.wording import suggestion
+from flowrl.specs.user_functions import (
+    Options,
+    caller,
+    change_options,
+    declared_options,
+    names_among,
+    reference_of,
+)
 
 __all__ = ["FIELDS", "OwnLoss", "OwnPairLoss", "OwnScoreLoss", "OwnValueLoss", "own"]
 
@@ -155,10 +160,8 @@ def own(
     Raises:
         TraceError: No plan can name the function, or a declaration is invalid.
     """
-    if aggregation not in get_args(Aggregation):
-        raise _refused("aggregation", aggregation, get_args(Aggregation))
-    if predicts not in get_args(Prediction):
-        raise _refused("predicts", predicts, get_args(Prediction))
+    names_among(aggregation, get_args(Aggregation), what="aggregation")
+    names_among(predicts, get_args(Prediction), what="prediction (predicts=) of a loss")
     reads = names_among(needs, FIELDS, what="field of a loss")
     extra_names = (extra,) if isinstance(extra, str) else tuple(dict.fromkeys(extra))
     for name in extra_names:
@@ -197,13 +200,3 @@ def own(
         )
 
     return make
-
-
-def _refused(argument: str, value: object, allowed: tuple[str, ...]) -> TraceError:
-    return TraceError(
-        f"fl.loss.own: no such {argument}",
-        where=caller(),
-        found=repr(value),
-        expected=", ".join(allowed),
-        hint=suggestion(str(value), allowed),
-    )

@@ -14,15 +14,15 @@ other choices are fields of `PolicyLoss`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 from flowrl.errors import TraceError
-from flowrl.specs.base import option
-from flowrl.specs.function import caller
+from flowrl.specs.base import Finite, FromZero, Range, Wrong, option
 from flowrl.specs.loss.base import Aggregation, LossSpec
-from flowrl.specs.names import argument_hint, arguments_of
+from flowrl.specs.names import check_options
+from flowrl.specs.user_functions import caller
 
 __all__ = [
     "Anchor",
@@ -93,24 +93,30 @@ k2 is the same for both.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Importance weights old / behaviour, made by `truncate` and `mask_outside`."""
+    """Importance weights old / behaviour, made by `truncate` and `mask_outside`.
 
-    level: WeightLevel
-    outside: Outside
-    low: float
-    high: float | None
-    normalise: bool
+    `PolicyLoss` has the same fields.
+    """
+
+    weights: WeightLevel
+    weights_outside: Outside
+    weights_low: float
+    weights_high: float | None
+    weights_normalise: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Bounds on the gap between old and behaviour policy, made by `reject`."""
+    """Bounds on the gap between old and behaviour policy, made by `reject`.
 
-    level: RejectionLevel
-    estimator: Estimator
-    divergence: Divergence
-    low: float | None
-    high: float | None
+    `PolicyLoss` has the same fields.
+    """
+
+    rejection: RejectionLevel
+    rejection_estimator: Estimator
+    rejection_divergence: Divergence
+    rejection_low: float | None
+    rejection_high: float | None
 
 
 def truncate(
@@ -131,7 +137,7 @@ def truncate(
         level: The ratio that is the weight.
         normalise: True to divide the weights by their mean over the mini-batch's response tokens.
     """
-    return Correction(level=level, outside="truncate", low=low, high=high, normalise=normalise)
+    return _weights("truncate", low, high, level, normalise)
 
 
 def mask_outside(
@@ -145,7 +151,19 @@ def mask_outside(
 
     (IcePop, Ling team, 2025, for tokens.)
     """
-    return Correction(level=level, outside="zero", low=low, high=high, normalise=normalise)
+    return _weights("zero", low, high, level, normalise)
+
+
+def _weights(
+    outside: Outside, low: float, high: float | None, level: WeightLevel, normalise: bool
+) -> Correction:
+    return Correction(
+        weights=level,
+        weights_outside=outside,
+        weights_low=low,
+        weights_high=high,
+        weights_normalise=normalise,
+    )
 
 
 def reject(
@@ -162,7 +180,13 @@ def reject(
     `level="sequence-mean", estimator="k1"` with the bounds -log b and -log a, or with
     `divergence="old-behaviour"` log a and log b.
     """
-    return Rejection(level=level, estimator=estimator, divergence=divergence, low=low, high=high)
+    return Rejection(
+        rejection=level,
+        rejection_estimator=estimator,
+        rejection_divergence=divergence,
+        rejection_low=low,
+        rejection_high=high,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,20 +215,20 @@ class PolicyLoss(LossSpec):
     """
 
     anchor: Anchor = option("behaviour")
-    min_log_ratio: float | None = option(None)
+    min_log_ratio: Annotated[float, Range(at_most="max_log_ratio")] | None = option(None)
     max_log_ratio: float | None = option(None)
     weights: WeightLevel = option("none")
     weights_outside: Outside = option("truncate")
-    weights_low: float = option(0.0)
-    weights_high: float | None = option(None)
+    weights_low: Annotated[float, Range(low=0.0, at_most="weights_high")] = option(0.0)
+    weights_high: FromZero | None = option(None)
     weights_normalise: bool = option(False)
     rejection: RejectionLevel = option("none")
     rejection_estimator: Estimator = option("k3")
     rejection_divergence: Divergence = option("behaviour-old")
-    rejection_low: float | None = option(None)
+    rejection_low: Annotated[float, Range(at_most="rejection_high")] | None = option(None)
     rejection_high: float | None = option(None)
     sequence_mask: float | None = option(None)
-    entropy: float = option(0.0)
+    entropy: Finite = option(0.0)
 
     uses_anchor: ClassVar[bool] = True
     """True if the surrogate itself compares the policy with its anchor."""
@@ -234,6 +258,11 @@ class PolicyLoss(LossSpec):
         """True if the ratio, or a weight, is to the policy that sampled the tokens."""
         anchored = self.uses_anchor and self.anchor == "behaviour"
         return anchored or self.weights != "none"
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields a rejection without a bound."""
+        if self.rejection != "none" and self.rejection_low is self.rejection_high is None:
+            yield "rejection", self.rejection, "a bound, low or high, beyond which it removes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,16 +299,8 @@ def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> 
     Raises:
         TraceError: An option does not exist, or options contradict each other.
     """
+    check_options(function, options)
     values: dict[str, Any] = dict(options)
-    for name in values:
-        if name not in PolicyOptions.__annotations__:
-            names = arguments_of(function)
-            raise TraceError(
-                f"fl.loss.{function.__name__} does not have the option '{name}'",
-                where=caller(),
-                expected=", ".join(names),
-                hint=argument_hint(function.__name__, name, names),
-            )
     correction, rejection = values.pop("correction", None), values.pop("rejection", None)
     for name, value, kind, made_by in (
         ("correction", correction, Correction, "fl.loss.truncate() or fl.loss.mask_outside()"),
@@ -304,25 +325,6 @@ def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> 
     return values | correction_fields(correction, rejection)
 
 
-def correction_fields(
-    correction: Correction | None, rejection: Rejection | None
-) -> dict[str, str | float | bool | None]:
+def correction_fields(*parts: Correction | Rejection | None) -> dict[str, Any]:
     """Returns the fields of a `PolicyLoss` that a correction and a rejection set."""
-    values: dict[str, str | float | bool | None] = {}
-    if correction is not None:
-        values |= {
-            "weights": correction.level,
-            "weights_outside": correction.outside,
-            "weights_low": correction.low,
-            "weights_high": correction.high,
-            "weights_normalise": correction.normalise,
-        }
-    if rejection is not None:
-        values |= {
-            "rejection": rejection.level,
-            "rejection_estimator": rejection.estimator,
-            "rejection_divergence": rejection.divergence,
-            "rejection_low": rejection.low,
-            "rejection_high": rejection.high,
-        }
-    return values
+    return {name: value for part in parts if part for name, value in asdict(part).items()}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Unpack
+from typing import Annotated, ClassVar, Literal, Unpack
 
-from flowrl.errors import TraceError
-from flowrl.specs.base import option
-from flowrl.specs.function import caller
+from flowrl.specs.base import FromZero, Positive, Range, option
 from flowrl.specs.loss.base import Aggregation
 from flowrl.specs.loss.policy import (
     Outside,
@@ -59,11 +57,11 @@ class PolicyClip(RatioLoss):
 
     kind: ClassVar[str] = "policy_clip"
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: FromZero = 0.2
+    clip_high: FromZero = 0.2
     aggregation: Aggregation = "token-mean"
-    dual_clip: float | None = option(None)
-    ratio_cap: float | None = option(None)
+    dual_clip: Annotated[float, Range(low=1.0, above=True)] | None = option(None)
+    ratio_cap: Positive | None = option(None)
     average_advantages: bool = option(False)
 
 
@@ -78,10 +76,6 @@ def policy_clip(
     **options: Unpack[PolicyOptions],
 ) -> PolicyClip:
     """Returns the clipped objective of PPO; `clip_high` defaults to `clip_low`."""
-    if isinstance(dual_clip, int | float) and dual_clip <= 1:
-        raise TraceError(
-            "dual_clip is at most 1", where=caller(), found=repr(dual_clip), expected="more than 1"
-        )
     return PolicyClip(
         clip_low=clip_low,
         clip_high=clip_low if clip_high is None else clip_high,
@@ -143,8 +137,8 @@ class CISPO(RatioLoss):
 
     kind: ClassVar[str] = "cispo"
 
-    ratio_low: float = 0.0
-    ratio_high: float | None = 1.2
+    ratio_low: Annotated[float, Range(low=0.0, at_most="ratio_high")] = 0.0
+    ratio_high: FromZero | None = 1.2
     aggregation: Aggregation = "token-mean"
     outside: Outside = option("truncate")
 
@@ -187,10 +181,10 @@ class TOPR(PolicyLoss):
 
     kind: ClassVar[str] = "topr"
 
-    positive_low: float = 1.0
-    positive_high: float = 1.0
-    negative_low: float = 0.0
-    negative_high: float = 1.0
+    positive_low: Annotated[float, Range(low=0.0, at_most="positive_high")] = 1.0
+    positive_high: FromZero = 1.0
+    negative_low: Annotated[float, Range(low=0.0, at_most="negative_high")] = 0.0
+    negative_high: FromZero = 1.0
     aggregation: Aggregation = "sequence-mean-token-sum"
     level: Literal["sequence", "token"] = option("sequence")
 
@@ -213,10 +207,10 @@ class VESPO(PolicyLoss):
 
     kind: ClassVar[str] = "vespo"
 
-    k_positive: float = 2.0
-    lambda_positive: float = 3.0
-    k_negative: float = 3.0
-    lambda_negative: float = 2.0
+    k_positive: Positive = 2.0
+    lambda_positive: Positive = 3.0
+    k_negative: Positive = 3.0
+    lambda_negative: Positive = 2.0
     aggregation: Aggregation = "token-mean"
 
 
@@ -236,8 +230,8 @@ class GMPO(PolicyLoss):
 
     kind: ClassVar[str] = "gmpo"
 
-    clip_low: float = 0.4
-    clip_high: float = 0.4
+    clip_low: FromZero = 0.4
+    clip_high: FromZero = 0.4
     aggregation: Aggregation = "sequence-mean-token-mean"
 
 
@@ -259,8 +253,8 @@ class SAPO(RatioLoss):
 
     kind: ClassVar[str] = "sapo"
 
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    tau_positive: Positive = 1.0
+    tau_negative: Positive = 1.05
     aggregation: Aggregation = "sequence-mean-token-mean"
 
 
@@ -285,8 +279,8 @@ class KLCov(PolicyLoss):
 
     kind: ClassVar[str] = "kl_cov"
 
-    fraction: float = 0.0002
-    coefficient: float = 1.0
+    fraction: Annotated[float, Range(low=0.0, high=1.0, above=True)] = 0.0002
+    coefficient: FromZero = 1.0
     aggregation: Aggregation = "token-mean"
 
 
@@ -310,7 +304,7 @@ class DPPO(PolicyLoss):
 
     kind: ClassVar[str] = "dppo"
 
-    limit: float = 0.1
+    limit: FromZero = 0.1
     aggregation: Aggregation = "token-mean"
 
 
@@ -330,7 +324,7 @@ class Kimi(PolicyLoss):
 
     kind: ClassVar[str] = "kimi"
 
-    tau: float = 0.1
+    tau: FromZero = 0.1
     aggregation: Aggregation = "sequence-mean-token-sum"
     level: Literal["sequence", "token"] = option("sequence")
 

@@ -35,15 +35,16 @@ from flowrl.specs.advantage import (
     GroupRelative,
     LeaveOneOut,
     LengthWeighted,
+    Masking,
     MaxRL,
     NormaliseThenSum,
+    OptimalTokenBaseline,
     PassAtK,
     Scale,
     Singleton,
 )
 from flowrl.specs.base import format_list
 from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import Masking, OptimalTokenBaseline
 from tests.proofs.oracles.case import Case, Result, choose
 from tests.proofs.oracles.kl_estimators import estimator_of
 

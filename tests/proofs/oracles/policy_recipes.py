@@ -204,7 +204,7 @@ def _nemo(case: Case) -> Recipe:
     extra: dict[str, Any] = {"anchor": "old"}
     spec: LossSpec
     if o("disable_ppo_ratio", False):
-        spec = Reinforce(**extra, **correction_fields(correction, rejection))  # type: ignore[arg-type]
+        spec = Reinforce(**extra, **correction_fields(correction, rejection))
     elif o("use_cispo", False):
         fields: Any = correction_fields(correction, rejection)
         spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, **extra, **fields)

@@ -1,0 +1,483 @@
+"""The user's own functions: references that graphs, plans and configs hold, options, and marks.
+
+    def my_loss(logprobs, batch, *, beta=0.1): ...     # in mine.py, below the working folder
+
+    reference_of(my_loss, kind="loss")       # "mine.py:my_loss"
+    load_function("mine.py:my_loss")         # that function
+
+A reference is `FILE.py:NAME`, with a path relative to the working folder if the file is below it,
+or `module:NAME` of a module that an import statement finds. A module that is already loaded is
+never run a second time: a function of the running script or notebook is found in `__main__`. Any
+other file is run under a module name of its own, once after each change of the file.
+
+`beta` is an option, 0.1 by default. The value of an option is a number, a string, a boolean or
+None, so that a graph can be written and read back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from flowrl.errors import FlowError, TraceError
+from flowrl.specs.base import Scalar, Spec
+from flowrl.wording import nearest_file, suggestion
+
+__all__ = [
+    "NO_DEBUGGER",
+    "MarkedFunction",
+    "Options",
+    "caller",
+    "change_options",
+    "declared_options",
+    "definition_of",
+    "line_of",
+    "load_function",
+    "names_among",
+    "reference_of",
+]
+
+
+NO_DEBUGGER = (
+    "BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
+    "executor=eager stops at breakpoints"
+)
+"""The message for a debugger without a terminal; rewards, environments and maps share it."""
+
+_FLOWRL = str(Path(__file__).parent.parent) + os.sep
+_OWN_MODULE = "flowrl_own_"
+
+_MARKED: dict[tuple[str, str], FunctionType] = {}
+"""Decorated functions by module and name. The module holds the decorator's result under the name,
+so that the function cannot be found through the module."""
+
+_LOADED: dict[Path, tuple[int, ModuleType]] = {}
+"""Files that were run here: the file's modification time in ns, and its module."""
+
+
+def reference_of(function: object, *, kind: str) -> str:
+    """Returns the reference by which `load_function` finds a function.
+
+    Args:
+        function: A function at the top level of a module.
+        kind: The purpose of the function, for messages: `loss`.
+
+    Raises:
+        TraceError: It is a lambda, a method, a function inside another one, or not a function.
+    """
+    if not isinstance(function, FunctionType):
+        problem, where, found = "must be a function, not a method", caller(), repr(function)
+    elif (unsupported := _unsupported_kind(function)) is not None:
+        problem = f"cannot be {unsupported}: a plan names it, and workers import it"
+        where, found = definition_of(function), function.__qualname__
+    else:
+        _MARKED[function.__module__, function.__name__] = function
+        return f"{_place_of(sys.modules[function.__module__])}:{function.__name__}"
+    raise TraceError(
+        f"an own {kind} {problem}",
+        where=where,
+        found=found,
+        hint=f"write it as `def my_{kind}(...)` at the top level of a module",
+    )
+
+
+def _unsupported_kind(function: FunctionType) -> str | None:
+    if function.__name__ == "<lambda>":
+        return "a lambda"
+    if "<locals>" in function.__qualname__:
+        return "a function inside another one"
+    if "." in function.__qualname__:
+        return "a method"
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        return "an async function or a generator"
+    if function.__module__ not in sys.modules:
+        return "a function of a module that is not loaded"
+    return None
+
+
+def _place_of(module: ModuleType) -> str:
+    """Returns `FILE.py` or the module's name."""
+    name = _import_name(module)
+    file = _file_of(module)
+    if file is None or file.suffix != ".py":
+        return name
+    working = Path.cwd().resolve()
+    below = file.is_relative_to(working)
+    if ("." in name or not below) and _is_found_by_name(name, file):
+        return name
+    return (file.relative_to(working) if below else file).as_posix()
+
+
+def _import_name(module: ModuleType) -> str:
+    """Returns the module's name; for a script started with `python -m`, the name given there."""
+    spec = getattr(module, "__spec__", None)
+    main = module.__name__ in ("__main__", "__mp_main__")
+    return str(spec.name) if main and spec is not None else module.__name__
+
+
+def _file_of(module: object) -> Path | None:
+    # Not getattr: a lazy module may import half a library on any attribute access.
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return Path(file).resolve() if isinstance(file, str) else None
+
+
+def _is_found_by_name(name: str, file: Path) -> bool:
+    """Returns True if `import name` would load that file."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None)
+    if parent and path is None:
+        return False
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    specs = (finder.find_spec(name, path) for finder in finders)
+    spec = next((each for each in specs if each is not None), None)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Returns the function of a reference, made by `reference_of` or written as `FILE.py:NAME`.
+
+    Raises:
+        TraceError: The file, module or function does not exist, or the file raises an error when it
+            is run; that error is the cause.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        raise TraceError(
+            "this is not a reference to a function",
+            found=repr(reference),
+            expected="FILE.py:NAME or module:NAME",
+        )
+    module = _by_file(Path(place)) if place.endswith(".py") else _by_name(place)
+    value = vars(module).get(name)
+    if isinstance(value, FunctionType):
+        return value
+    marked = _MARKED.get((module.__name__, name))
+    if marked is not None:
+        return marked
+    own = [key for key, each in vars(module).items() if isinstance(each, FunctionType)]
+    hint = suggestion(name, own)
+    if place == "__main__":
+        hint = "a function of a notebook exists only in its own process; put it in a file"
+    raise TraceError(
+        f"{place} has no function '{name}'",
+        found="functions " + ", ".join(own) if own else "no functions",
+        hint=hint,
+    )
+
+
+def _by_name(name: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    main = sys.modules["__main__"]
+    if _import_name(main) == name:
+        return main
+    try:
+        return importlib.import_module(name)
+    except FlowError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(f"importing {name}", error) from error
+
+
+def _by_file(path: Path) -> ModuleType:
+    file = path.expanduser().resolve()
+    running = _running(file)
+    if running is not None:
+        return running
+    if not file.is_file():
+        raise TraceError(
+            f"no file {path}",
+            hint=nearest_file(path, (".py",)) or f"paths are relative to {Path.cwd()}",
+        )
+    try:
+        return run_file(file)
+    except (FlowError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _raised(f"running {file}", error) from error
+
+
+def _running(file: Path) -> ModuleType | None:
+    """Returns the module of a file if it is already loaded; the running script comes first."""
+    for module in (sys.modules["__main__"], *sys.modules.values()):
+        own = getattr(module, "__dict__", {})
+        shown = own.get("__file__")
+        if not isinstance(shown, str) or not shown.endswith(file.name):
+            continue
+        # Files that were run here are looked up by their modification time.
+        here = str(own.get("__name__")).startswith(_OWN_MODULE)
+        if not here and _file_of(module) == file:
+            return module
+    return None
+
+
+class _Source(SourceFileLoader):
+    """A loader that reads the source each time: cached bytecode can be older than the source if
+    both were written within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def run_file(path: Path) -> ModuleType:
+    """Runs an existing file, once after each change, and returns its module.
+
+    Modules in its folder can be imported, as for a script. Errors of the file itself are not
+    caught.
+    """
+    file = path.resolve()
+    written = file.stat().st_mtime_ns
+    known = _LOADED.get(file)
+    if known is not None and known[0] == written:
+        return known[1]
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"{_OWN_MODULE}{file.stem}_{digest}"
+    for key in [key for key in _MARKED if key[0] == name]:
+        del _MARKED[key]
+    linecache.checkcache(str(file))
+    loader = _Source(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    sys.modules[name] = module  # dataclasses and pickling look a class's module up by name
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _LOADED[file] = written, module
+    return module
+
+
+def _raised(what: str, error: BaseException) -> TraceError:
+    """Returns the error of the user's own code, with its line."""
+    text = str(error).strip().splitlines()
+    return TraceError(
+        f"{what} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
+        where=line_of(error),
+    )
+
+
+def line_of(error: BaseException, default: str | None = None) -> str | None:
+    """Returns `file:line` of the deepest line of an error's traceback in the user's code."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_installed(f.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else default
+
+
+def _is_installed(filename: str) -> bool:
+    library = str(Path(os.__file__).parent)
+    return "site-packages" in filename or filename.startswith((_FLOWRL, library, "<frozen"))
+
+
+def definition_of(function: Callable[..., Any]) -> str:
+    """Returns `file:line` of a function's `def`, below its decorators."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return repr(function)
+    first = code.co_firstlineno
+    for line in range(first, first + 20):
+        if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
+            return f"{code.co_filename}:{line}"
+    return f"{code.co_filename}:{first}"
+
+
+def caller() -> str:
+    """Returns `file:line` of the nearest line of the call stack outside flowrl."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_FLOWRL) and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# Options.
+
+Options: TypeAlias = tuple[tuple[str, Scalar], ...]
+"""Options as pairs of name and value, sorted by name."""
+
+
+def declared_options(
+    function: Callable[..., Any], *, takes: Sequence[str], reserved: Collection[str] = ()
+) -> Options:
+    """Returns the options of a function, with their defaults.
+
+    Args:
+        function: A function `(batch, *, option=default, ...)`.
+        takes: The names of its positional arguments, for messages.
+        reserved: The names that an option cannot have.
+
+    Raises:
+        TraceError: The function has parameters with which flowrl cannot call it.
+    """
+    where = definition_of(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    wanted = f"({', '.join(takes)}, *, option=default, ...)"
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = parameters[: len(takes)]
+    if len(first) < len(takes) or any(p.kind not in by_position for p in first):
+        raise TraceError(
+            f"{function.__name__} does not take {' and '.join(takes)}",
+            where=where,
+            found=f"{function.__name__}{inspect.signature(function)}",
+            expected=f"{function.__name__}{wanted}",
+        )
+    options: dict[str, Scalar] = {}
+    for p in parameters[len(takes) :]:
+        if p.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+            problem = "a plan must know its options by name"
+        elif p.default is inspect.Parameter.empty:
+            problem = "every option has a default"
+        elif p.name in reserved:
+            problem = f"the name {p.name!r} is reserved"
+        else:
+            options[p.name] = _scalar(p.default, p.name, where)
+            continue
+        raise TraceError(
+            f"{function.__name__} cannot have the option '{p}': {problem}",
+            where=where,
+            expected=f"{function.__name__}{wanted}",
+        )
+    return tuple(sorted(options.items()))
+
+
+def change_options(name: str, options: Options, given: Mapping[str, object]) -> Options:
+    """Returns the options with other values.
+
+    Args:
+        name: The name of the function, for messages.
+        options: All options of the function.
+        given: The values to change, by name.
+
+    Raises:
+        TraceError: The function does not have an option, or a value is not a scalar.
+    """
+    known = dict(options)
+    for key, value in given.items():
+        if key not in known:
+            raise TraceError(
+                f"{name} has no option '{key}'",
+                where=caller(),
+                expected=", ".join(known) or "no options",
+                hint=suggestion(key, known),
+            )
+        scalar = _scalar(value, key, caller())
+        default = known[key]
+        if scalar is not None and default is not None and _type(scalar) != _type(default):
+            raise TraceError(
+                f"option '{key}' of {name} is {_type(default)}",
+                where=caller(),
+                found=repr(value),
+                expected=f"{_type(default)}, as its default {default!r}",
+            )
+        whole = isinstance(scalar, int) and not isinstance(scalar, bool)
+        known[key] = float(scalar) if whole and isinstance(default, float) else scalar  # type: ignore[arg-type]
+    return tuple(sorted(known.items()))
+
+
+def _type(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    return "a string" if isinstance(value, str) else "a number"
+
+
+def _scalar(value: object, name: str, where: str) -> Scalar:
+    """Returns the value as one of JSON's scalar types: a numpy float64 becomes a float."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float) and not math.isnan(value):
+        return float(value)
+    raise TraceError(
+        f"option '{name}' must be a number, a string, a boolean or None",
+        where=where,
+        found=repr(value),
+        hint="several numbers can be several options, or a string that the function splits",
+    )
+
+
+def names_among(
+    names: str | Iterable[str], known: Collection[str], *, what: str
+) -> tuple[str, ...]:
+    """Returns the names that a decorator was given, without duplicates.
+
+    Args:
+        names: One name, or several.
+        known: All valid names.
+        what: The kind of the names, for messages: `field of an update`.
+
+    Raises:
+        TraceError: A name is not known.
+    """
+    unique = tuple(dict.fromkeys((names,) if isinstance(names, str) else names))
+    for name in unique:
+        if name not in known:
+            raise TraceError(
+                f"no {what} is called {name!r}",
+                where=caller(),
+                expected=", ".join(known),
+                hint=suggestion(str(name), known),
+            )
+    return unique
+
+
+_S = TypeVar("_S", bound=Spec)
+
+
+class MarkedFunction(Generic[_S]):
+    """The object that replaces a marked function in the user's module.
+
+    It holds the specification; subclasses define the effect of a call in a program.
+
+    Args:
+        function: A function `(batch, *, option=default, ...)`.
+        kind: The purpose of the function, for messages: `map`.
+        make: The class of the specification, with the fields `function`, `options` and `declared`.
+        declared: The arguments of the mark.
+
+    Raises:
+        TraceError: No plan can name the function, or it has parameters that it cannot have.
+    """
+
+    reserved: ClassVar[frozenset[str]] = frozenset()
+    """The names of arguments of a call in a program, which no option may have."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, kind: str, make: Callable[..., _S], **declared: Any
+    ) -> None:
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+        fields: dict[str, object] = getattr(make, "__dataclass_fields__", {})
+        reserved = {*fields, "kind", *self.reserved}
+        self._options = declared_options(function, takes=("batch",), reserved=reserved)
+        self._make = make
+        self._declared = {"function": reference_of(function, kind=kind), **declared}
+
+    def spec(self, **options: Scalar) -> _S:
+        """Returns the specification with these options and the defaults of the others.
+
+        Raises:
+            TraceError: The function does not have an option.
+        """
+        changed: Options = change_options(self.__name__, self._options, options)
+        return self._make(**self._declared, options=changed)
