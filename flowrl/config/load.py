@@ -30,7 +30,7 @@ from flowrl.config.yaml_tree import YAML_SUFFIXES, read_yaml_file, read_yaml_val
 from flowrl.errors import ConfigError, FlowError
 from flowrl.wording import listing
 
-__all__ = ["LoadedConfig", "load_config", "locating", "places_together"]
+__all__ = ["LoadedConfig", "load_config", "locating"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +67,39 @@ class LoadedConfig:
         """Returns a message's place with each dotted key replaced by the place of that key.
 
         Checks of programs and graphs know no configuration and say `roles.actor`; people look for
-        its line.
+        its line. Three or more places in one file, or on the command line, are joined:
+        `job.yaml:7, 8, 9 (plan.pins.actor: tp, pp, cp)`.
         """
         if where is None:
             return None
-        parts = [
-            self.where(part) if _KEY.fullmatch(part) and part.split(".")[0] in _SECTIONS else part
-            for part in where.split(" and ")
-        ]
-        return places_together(parts)
+        by_source: dict[object, dict[str, str]] = {}
+        for part in where.split(" and "):
+            is_key = _KEY.fullmatch(part) and part.split(".")[0] in RunConfig.model_fields
+            place = self.where(part) if is_key else part
+            origin = self.places.origins.get(part)
+            source = place if origin is None else origin.file or bool(origin.override)
+            by_source.setdefault(source, {})[place] = part
+        joined: list[str] = []
+        for places in by_source.values():
+            joined += places if len(places) < _MIN_JOINED else [self._joined(places.values())]
+        return " and ".join(joined)
+
+    def _joined(self, keys: Iterable[str]) -> str:
+        """Returns the places of keys that were written in one file, or on the command line."""
+        origins = {key: self.places.origins[key] for key in keys}
+        sections: dict[str, list[str]] = {}
+        for key, origin in origins.items():
+            setting = quoted(origin.override) or key
+            section = setting.partition("=")[0].rpartition(".")[0]
+            sections.setdefault(section, []).append(setting.removeprefix(f"{section}."))
+        settings = "; ".join(
+            f"{section}{': ' if section and len(names) > 1 else '.' if section else ''}"
+            f"{', '.join(names)}"
+            for section, names in sections.items()
+        )
+        lines = ", ".join(str(origin.line) for origin in origins.values())
+        file = next(iter(origins.values())).file
+        return f"command line ({settings})" if file is None else f"{file}:{lines} ({settings})"
 
     def is_set(self, key: str) -> bool:
         """True if `key` was written anywhere, rather than left at its default."""
@@ -127,57 +151,8 @@ def locating(loaded: LoadedConfig) -> Iterator[None]:
 
 
 _KEY = re.compile(r"[a-z_]+(\.[\w-]+)*")
-_SECTIONS = frozenset(RunConfig.model_fields)
-
-_PLACE = re.compile(
-    r"(?:command line|(?P<file>.+):(?P<line>\d+)) \((?P<setting>[\w.-]+(?:=.*)?)\)", re.DOTALL
-)
-
 _MIN_JOINED = 3
 """From so many places of one file on, the file is named once."""
-
-
-def places_together(places: Sequence[str]) -> str:
-    """Joins the places of one message: `mine.py:3 and command line (a.b=1)`.
-
-    Three and more of the command line, or of one file, name it and each of their sections once.
-
-    >>> pins = ("tp=2", "pp=4", "cp=1")
-    >>> places_together([f"command line (plan.pins.actor.{key})" for key in pins])
-    'command line (plan.pins.actor: tp=2, pp=4, cp=1)'
-    >>> places_together([f"job.yaml:{line} (plan.pins.actor.{key})" for line, key in
-    ...     ((7, "tp"), (8, "pp"), (9, "cp"))])
-    'job.yaml:7, 8, 9 (plan.pins.actor: tp, pp, cp)'
-    """
-    by_source: dict[str, dict[str, re.Match[str] | None]] = {}
-    for place in dict.fromkeys(places):
-        match = _PLACE.fullmatch(place)
-        source = place if match is None else match["file"] or "command line"
-        by_source.setdefault(source, {})[place] = match
-    joined: list[str] = []
-    for source, entries in by_source.items():
-        matches = [match for match in entries.values() if match is not None]
-        if len(matches) < _MIN_JOINED:
-            joined += entries
-            continue
-        lines = ", ".join(match["line"] for match in matches if match["line"])
-        settings = _by_section(match["setting"] for match in matches)
-        joined.append(f"{source}{f':{lines}' if lines else ''} ({settings})")
-    return " and ".join(joined)
-
-
-def _by_section(settings: Iterable[str]) -> str:
-    """Groups settings: `plan.pins.actor.update: tp=2, pp=4; train.steps=3`."""
-    sections: dict[str, list[str]] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        section, _, name = key.rpartition(".")
-        sections.setdefault(section, []).append(f"{name}{equals}{value}")
-    groups = []
-    for section, names in sections.items():
-        separator = "." if len(names) == 1 else ": "
-        groups.append(f"{section}{separator if section else ''}{', '.join(names)}")
-    return "; ".join(groups)
 
 
 def load_config(
@@ -285,33 +260,27 @@ def _drop_unused_stages(root: Node) -> None:
 
 
 def _override_hint(word: str, config: Path | None) -> str:
-    """Returns what to write in place of a word that is no override.
-
-    Args:
-        config: The file in the place of the configuration.
-    """
-    given = Path(word)
-    is_yaml = given.suffix in YAML_SUFFIXES
-    if config is not None and not word.startswith("-"):
-        if given.suffix == ".py" or ".py:" in word:
-            return f"write workflow={word}, for a workflow goes beside a configuration so"
-        if (is_yaml or given.suffix == ".json") and _describes_machines(config):
-            return (
-                f"the configuration goes first, and {config} beside it: {word} cluster={config} "
-                f"(`flowrl plan` takes --cluster {config} too)"
-            )
-        if is_yaml and _describes_machines(given):
-            return f"write cluster={word} (`flowrl plan` takes --cluster {word} too)"
-        if given.suffix == ".json":
-            return f"write --plan {word} for a plan, roles.actor.model={word} for a model"
-        if is_yaml:
-            return (
-                f"give one configuration; `extends: {word}` at the top of a file takes over "
-                "another's"
-            )
+    """Returns what to write in place of a word that is no override and comes after `config`."""
     if "=" in word:
         return "write the dotted key in front of `=`: train.steps=300"
-    return f"write {word.lstrip('-') or 'KEY'}=VALUE"
+    given = Path(word.partition(":")[0])
+    if config is None or word.startswith("-") or given.suffix not in _FILES:
+        return f"write {word.lstrip('-') or 'KEY'}=VALUE"
+    if given.suffix == ".py":
+        return f"write workflow={word}, for a workflow goes beside a configuration so"
+    if _describes_machines(config):
+        return (
+            f"the configuration goes first, and {config} beside it: {word} cluster={config} "
+            f"(`flowrl plan` takes --cluster {config} too)"
+        )
+    if _describes_machines(given):
+        return f"write cluster={word} (`flowrl plan` takes --cluster {word} too)"
+    if given.suffix == ".json":
+        return f"write --plan {word} for a plan, roles.actor.model={word} for a model"
+    return f"give one configuration; `extends: {word}` at the top of a file takes over another's"
+
+
+_FILES = (".py", ".json", *YAML_SUFFIXES)
 
 
 def _describes_machines(path: Path) -> bool:

@@ -7,7 +7,6 @@ Every problem has a place (`where`), what was found and what was expected. Sever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,7 +27,7 @@ from flowrl.errors import ConfigError, combine
 from flowrl.synonyms import meanings
 from flowrl.wording import listing, one_of_them, suggestion
 
-__all__ = ["Problems", "describe_value", "homes_of", "validated", "wrong_type"]
+__all__ = ["Problems", "homes_of", "validated", "wrong_type"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -91,14 +90,11 @@ def _validation_error(
     # A misspelt key shows twice, as unknown and as missing; the misspelling is the one to correct.
     ordered = sorted(by_path.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     return combine(
-        [
-            _Problem(path=path, details=details, values=values, root=root, place=where).message()
-            for path, details in ordered
-        ]
+        [_Problem(path, details, values, root, where).message() for path, details in ordered]
     )
 
 
-def describe_value(value: object) -> str:
+def _describe(value: object) -> str:
     """Returns a value and its kind: `'abc' (text)`; long ones are cut."""
     match value:
         case None:
@@ -150,11 +146,10 @@ def _path(details: ErrorDetails, values: object) -> tuple[str, ...]:
     return tuple(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
     """All that pydantic says about one key.
 
-    Attributes:
+    Args:
         path: The parts of the dotted key.
         details: Pydantic's errors; the members of a union of types fail one by one.
         values: The plain values that were validated.
@@ -162,31 +157,21 @@ class _Problem:
         place: Returns the place where a dotted key is written.
     """
 
-    path: tuple[str, ...]
-    details: Sequence[ErrorDetails]
-    values: object
-    root: type[BaseModel]
-    place: Callable[[str], str]
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.path)
-
-    @property
-    def name(self) -> str:
-        return self.path[-1] if self.path else "the config"
-
-    @property
-    def section(self) -> str:
-        return ".".join(self.path[:-1])
-
-    @property
-    def where(self) -> str:
-        return self.place(self.key)
-
-    @property
-    def value(self) -> object:
-        return self.details[0]["input"]
+    def __init__(
+        self,
+        path: tuple[str, ...],
+        details: Sequence[ErrorDetails],
+        values: object,
+        root: type[BaseModel],
+        place: Callable[[str], str],
+    ) -> None:
+        self.path, self.details, self.place = path, details, place
+        self.values, self.root = values, root
+        self.key, self.section = ".".join(path), ".".join(path[:-1])
+        self.name = path[-1] if path else "the config"
+        self.inside = f" in {self.section}" if self.section else ""
+        self.where = place(self.key)
+        self.value: object = details[0]["input"]
 
     def message(self) -> ConfigError:
         context: Mapping[str, Any] = self.details[0].get("ctx", {})
@@ -214,15 +199,13 @@ class _Problem:
                 return self._wrong_type()
 
     def _wrong(self, what: str, hint: str) -> ConfigError:
-        found = describe_value(self.value)
+        found = _describe(self.value)
         return ConfigError(f"{self.name} {what}", where=self.where, found=found, hint=hint)
 
     def _refused(self, error: ValueError) -> ConfigError:
         """Returns what a validator said, at its place."""
         if isinstance(error, Refusal):
             for problem in error.problems:
-                if problem.where is None and problem.found is None:
-                    problem.found = describe_value(self.value)
                 below = f"{self.key}.{problem.where}" if problem.where else self.key
                 problem.where = self.place(below)
             return combine(error.problems)
@@ -233,37 +216,16 @@ class _Problem:
         return ConfigError(
             f"{self.name} {text}" if text.startswith("must ") else text,
             where=self.where,
-            found=describe_value(self.value),
+            found=_describe(self.value),
             hint="write another value in its place",
         )
 
     def _missing(self) -> ConfigError:
-        if self.path[:2] == ("plan", "environments") and (unknown := self._no_role()):
-            return unknown
         if self.root is RunConfig:
             hint = f"set {self.key}, in the file or as {self.key}=... on the command line"
         else:
             hint = f"add {self.name} to {f'{self.section} in ' if self.section else ''}that file"
-        return ConfigError(
-            f"{self.name!r} is missing{self._in_section()}", where=self.where, hint=hint
-        )
-
-    def _in_section(self) -> str:
-        return f" in {self.section}" if self.section else ""
-
-    def _no_role(self) -> ConfigError | None:
-        """Refuses times of an environment under a name that no role has, before what they lack."""
-        name = self.path[2]
-        roles = child_of(self.values, "roles")
-        if not isinstance(roles, dict) or name in roles:
-            return None
-        known = [str(role) for role in roles]
-        return ConfigError(
-            f"there is no role {name!r}",
-            where=self.place(f"plan.environments.{name}"),
-            expected=f"one of {listing(known)}",
-            hint=suggestion(name, known) or f"leave the keys of plan.environments.{name} out",
-        )
+        return ConfigError(f"{self.name!r} is missing{self.inside}", where=self.where, hint=hint)
 
     def _other_choice(self, expected: str) -> ConfigError:
         """Refuses a value that is none of the words in pydantic's `'a', 'b' or 'c'`."""
@@ -300,9 +262,12 @@ class _Problem:
             names.pop("a whole number", None)
         return list(names)
 
+    def _models(self) -> list[type[BaseModel]]:
+        """Returns the sections that the key may hold."""
+        return models_in(declared_at(self.path, self.values, self.root)[0])
+
     def _wrong_type(self) -> ConfigError:
-        annotation, _ = declared_at(self.path, self.values, self.root)
-        models = models_in(annotation)
+        models = self._models()
         names = list(dict.fromkeys([*self._type_names(), *(["a mapping"] if models else [])]))
         *most, last = names
         expected = f"{', '.join(most)} or {last}" if most else last
@@ -319,8 +284,7 @@ class _Problem:
 
     def _section_hint(self, models: Sequence[type[BaseModel]]) -> str:
         """Returns what to write in place of a single value where a section belongs."""
-        kinds = [kind for model in models for kind in kinds_of(model)]
-        if kinds:
+        if kinds := _kinds(models):
             return f"write {{kind: {kinds[0]}, ...}}; there are {listing(kinds)}"
         fields = [field for model in models for field in sorted(model.model_fields)]
         if not fields:
@@ -328,23 +292,14 @@ class _Problem:
         return f"write a key of it, {self.key}.KEY; KEY is one of {listing(fields)}"
 
     def _unknown_kind(self) -> ConfigError:
-        annotation, _ = declared_at(self.path, self.values, self.root)
-        kinds = [kind for model in models_in(annotation) for kind in kinds_of(model)]
-        kind = kind_of(self.value)
-        expected = f"kind: {listing(kinds)}"
-        if kind is None:
-            return ConfigError(
-                f"{self.key} does not say its kind",
-                where=self.where,
-                found=describe_value(self.value),
-                expected=expected,
-                hint=f"write {{kind: {kinds[0] if kinds else 'NAME'}, ...}}",
-            )
+        kinds, kind = _kinds(self._models()), kind_of(self.value)
+        is_absent = kind is None
         return ConfigError(
-            f"{self.key} has no kind {str(kind)!r}",
-            where=self.place(f"{self.key}.kind"),
-            expected=expected,
-            hint=one_of_them(str(kind), kinds),
+            f"{self.key} " + ("does not say its kind" if is_absent else f"has no kind '{kind}'"),
+            where=self.where if is_absent else self.place(f"{self.key}.kind"),
+            found=_describe(self.value) if is_absent else None,
+            expected=f"kind: {listing(kinds)}",
+            hint=f"write {{kind: {kinds[0]}, ...}}" if is_absent else one_of_them(str(kind), kinds),
         )
 
     def _unknown_key(self) -> ConfigError:
@@ -364,7 +319,7 @@ class _Problem:
                 or suggestion(self.name, allowed)
             )
         return ConfigError(
-            f"unknown key {self.name!r}{self._in_section()}",
+            f"unknown key {self.name!r}{self.inside}",
             where=self.where,
             expected=listing(allowed) if allowed else None,
             hint=hint or "take it out, or write one of those",
@@ -384,3 +339,7 @@ class _Problem:
         if path == self.path and key.rpartition(".")[2] in allowed:
             key = ".".join([*path[:-1], key.rpartition(".")[2]])
         return f"it is called {key} {more}".rstrip()
+
+
+def _kinds(models: Sequence[type[BaseModel]]) -> list[str]:
+    return [kind for model in models for kind in kinds_of(model)]

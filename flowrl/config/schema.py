@@ -353,6 +353,7 @@ class RunConfig(Section):
             raise Refusal(
                 ConfigError(
                     "a stage is named twice",
+                    found=f"[{', '.join(stages)}]",
                     hint="for more of it raise its steps; to run it twice, give each a name and "
                     f"its own settings: stages=[{named}], stage.{first}.workflow={twice} and "
                     f"stage.{first}.train",

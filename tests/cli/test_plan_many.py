@@ -412,10 +412,10 @@ def test_the_nearest_size_in_a_plan_is_among_those_that_are_offered_for_a_pin(fl
 
 def test_a_mistyped_environment_is_told_with_the_roles_that_there_are(flowrl: Run):
     config = "configs/agent_qwen25_7b.yaml"
-    code, _, err = flowrl(config, *NODE, "plan.environments.worlds.device=L40S")
+    code, _, err = flowrl(config, *NODE, "plan.environments.worlds.step_s=1")
     assert code == 2
-    assert "(plan.environments.worlds.device=L40S): there is no role 'worlds'\n" in err
-    assert "expected: one of actor, world\n" in err
+    assert "(plan.environments.worlds.step_s=1): there is no role 'worlds'\n" in err
+    assert "expected: one of world\n" in err
     assert "did you mean 'world'?" in err
     code, _, err = flowrl(
         config, *NODE, "plan.environments.world=null", "plan.environments.world.device=cpu"
