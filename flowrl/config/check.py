@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flowrl.config import check_files
-from flowrl.config.data import ArithmeticData, DataConfig
+from flowrl.config.data import ArithmeticData, DataConfig, RowFields
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.roles import CharTokenizer, FreshModel
@@ -104,8 +104,7 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
 
 
 def _alphabet_covers_sums(loaded: LoadedConfig) -> Problems:
-    data = loaded.config.data
-    if not isinstance(data.train, ArithmeticData) and not isinstance(data.eval, ArithmeticData):
+    if not any(isinstance(part, ArithmeticData) for _, part in loaded.config.data.sources()):
         return
     for name, role in loaded.config.roles.items():
         if isinstance(role.tokenizer, CharTokenizer):
@@ -145,20 +144,26 @@ def _environments_are_whole(loaded: LoadedConfig) -> Problems:
                 )
 
 
-def _templates_are_read(loaded: LoadedConfig) -> Problems:
+def _keys_of_rows_are_read(loaded: LoadedConfig) -> Problems:
+    """Checks that keys of rows at the top of `data` have a source that reads them."""
     data = loaded.config.data
-    if isinstance(data.train, str) or isinstance(data.eval, str):
+    if any(isinstance(part, str) for _, part in data.sources()):
         return
-    for name in ("prompt", "answer", "solution", "rejected"):
+    changed = [
+        name
+        for name, field in RowFields.model_fields.items()
+        if getattr(data, name) != field.get_default(call_default_factory=True)
+    ]
+    kind = data.train.kind if not isinstance(data.train, str) else ""
+    # A preset sets the others.
+    for name in changed[:1] if data.preset else changed:
         value = getattr(data, name)
-        if value == DataConfig.model_fields[name].default:
-            continue
         sums = isinstance(data.train, ArithmeticData)
         yield ConfigError(
-            "no data reads this template: a source of kind "
-            f"{data.train.kind} has {'no templates' if sums else 'its own'}",
+            f"no data reads data.{name}: a source of kind {kind} has "
+            + ("no templates" if sums else "its own"),
             where=loaded.where(f"data.{name}"),
-            found=f"{value!r} beside data.train of kind {data.train.kind}",
+            found=f"{value!r} beside data.train of kind {kind}",
             hint=f"leave data.{name} out"
             if sums
             else f"write data.train.{name}={value!r} in its place",
@@ -333,7 +338,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     # Before data, which a plan for other machines does without.
     check_files.cluster_file_exists,
     check_files.data_files_exist,
-    _templates_are_read,
+    _keys_of_rows_are_read,
     _roles_copy_roles,
     check_files.model_folders_exist,
     check_files.environment_files_exist,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from pathlib import Path
 
-from flowrl.config.data import JsonlData
+from flowrl.config.data import FileData
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.rewards import PythonReward
@@ -39,30 +40,31 @@ def workflow_files_exist(loaded: LoadedConfig) -> Problems:
 
 def data_files_exist(loaded: LoadedConfig) -> Problems:
     """Checks training and held-out data; a plan for other machines needs neither."""
-    data = loaded.config.data
     if loaded.config.cluster != "auto":
         return  # other machines are meant, even if the cluster file is missing
-    for key, source in (("data.train", data.train), ("data.eval", data.eval)):
-        match source:
-            case str():
-                yield from _missing_data(Path(source), key, key, loaded)
-            case JsonlData():
-                yield from _missing_data(source.path, key, f"{key}.path", loaded)
-            case _:
-                pass
+    for key, source in loaded.config.data.sources():
+        if isinstance(source, str):
+            yield from _missing_data(Path(source), key, key, loaded)
+        elif isinstance(source, FileData):
+            yield from _missing_data(source.path, key, f"{key}.path", loaded)
 
 
 def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig) -> Problems:
+    # Folders and patterns are opened by the reader of data, which knows what they may hold.
+    if path.is_dir() or glob.has_magic(str(path)):
+        return
     for problem in _missing_file(path, "data file", loaded.where(path_key)):
         # A similar file name is more help than the origin of the data set.
-        if not loaded.config.data.origin or (problem.hint or "").startswith("did you mean"):
-            yield problem
-            continue
-        yield ConfigError(
-            problem.what,
-            where=problem.where,
-            hint=f"{data_key} is {loaded.config.data.origin}; set {path_key}=FILE.jsonl",
-        )
+        hint = problem.hint or ""
+        if loaded.config.data.origin and not hint.startswith("did you mean"):
+            hint = f"{data_key} is {loaded.config.data.origin}; set {path_key}=FILE"
+        elif re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix:
+            hint = (
+                f"to read a data set of the Hugging Face Hub, set {data_key}="
+                f"'{{kind: hub, name: {path}, split: train}}'"
+            )
+        problem.hint = hint
+        yield problem
 
 
 def model_folders_exist(loaded: LoadedConfig) -> Problems:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from flowrl.config.section import Float, Int, Refusal, Section
+from flowrl.config.section import Args, Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
 
 __all__ = [
+    "PRESETS",
     "ArithmeticData",
     "CurriculumConfig",
     "DataConfig",
     "DataSource",
     "DifficultyConfig",
-    "JsonlData",
+    "FileData",
+    "Format",
+    "HubData",
+    "MixtureData",
+    "OneSource",
+    "RowFields",
+    "ShotConfig",
 ]
 
 
@@ -33,38 +41,195 @@ class ArithmeticData(Section):
     held_out: Int = Field(default=1000, ge=1)
 
 
-class JsonlData(Section):
-    """Rows of a JSON lines file.
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    # openai/gsm8k: question, answer (the working, then "#### " and the number).
+    "gsm8k": {"prompt": "{question}", "answer": "answer", "solution": "{answer}"},
+    # agentica-org/DeepScaleR-Preview-Dataset, one JSON array: problem, answer, solution.
+    "deepscaler": {"prompt": "{problem}", "answer": "answer", "solution": "{solution}"},
+    # Hendrycks et al., and its copies: problem, level, type or subject, solution. The answer is in
+    # the last \\boxed{} of the solution; MATH-500 alone has it in a column `answer`, too.
+    "math": {"prompt": "{problem}", "answer": "solution", "solution": "{solution}"},
+    # verl, docs/preparation/prepare_data.rst: data_source, prompt (messages), ability,
+    # reward_model {style, ground_truth}, extra_info {split, index, ...}.
+    "verl_parquet": {
+        "prompt": "{prompt}",
+        "answer": "reward_model.ground_truth",
+        "solution": "{reward_model.ground_truth}",
+    },
+    # BytedTsinghua-SIA/DAPO-Math-17k: verl's columns; the answer is a whole number as text.
+    "dapo_math_17k": {
+        "prompt": "{prompt}",
+        "answer": "reward_model.ground_truth",
+        "solution": "{reward_model.ground_truth}",
+    },
+    # TRL, docs/source/dataset_formats.md, "prompt-only" and "prompt-completion": prompt as text or
+    # as messages; further columns go to rewards.
+    "trl_prompt": {"prompt": "{prompt}", "answer": "answer", "solution": "{completion}"},
+    "trl_conversational": {
+        "prompt": "{prompt}",
+        "answer": "answer",
+        "solution": "{completion}",
+        "tools": "tools",
+    },
+    # OpenAI's fine-tuning files: messages (system, user, assistant, tool), tools. The last answer
+    # of the assistant is the solution.
+    "openai_chat": {"prompt": "{messages}", "solution": "{messages}", "tools": "tools"},
+    # Anthropic/hh-rlhf: chosen and rejected, each a whole conversation as one text.
+    "hh_rlhf": {
+        "prompt": "{chosen}",
+        "solution": "{chosen}",
+        "rejected": "{rejected}",
+        "turns": {"user": "\n\nHuman:", "assistant": "\n\nAssistant:"},
+    },
+    # TRL, "preference": prompt, chosen, rejected as text or as messages; with an implicit prompt
+    # chosen and rejected are whole conversations.
+    "trl_preference": {"prompt": "{prompt}", "solution": "{chosen}", "rejected": "{rejected}"},
+    "trl_preference_implicit": {
+        "prompt": "{chosen}",
+        "solution": "{chosen}",
+        "rejected": "{rejected}",
+    },
+}
+"""The values of keys for the columns of published data sets and of other libraries' formats."""
+
+Format: TypeAlias = Literal["jsonl", "json", "csv", "parquet", "arrow"]
+"""A file of JSON objects, one a line; of one JSON array; CSV; Parquet; an Arrow file or stream."""
+
+Preset: TypeAlias = Literal[
+    "gsm8k",
+    "math",
+    "deepscaler",
+    "verl_parquet",
+    "dapo_math_17k",
+    "trl_prompt",
+    "trl_conversational",
+    "openai_chat",
+    "trl_preference",
+    "trl_preference_implicit",
+    "hh_rlhf",
+]
+
+
+class ShotConfig(Section):
+    """An example that a prompt begins with: a user's turn and the answer to it."""
+
+    prompt: str = Field(min_length=1)
+    response: str = Field(min_length=1)
+
+
+class RowFields(Section):
+    """How a row of a file becomes a prompt with its answer and responses.
+
+    A field is named by its path: `reward_model.ground_truth`, `prompt.0.content`. A template that
+    is one field alone takes what is in it, text or a conversation: a list of messages, each with
+    `role` and `content`. Of a conversation that ends with an answer of the assistant, the prompt is
+    what is before that answer, and a response is that answer.
 
     Attributes:
+        preset: Sets the other keys for a known layout of rows; keys that are written win.
+        format: Format of the files; None recognises it by their content.
         prompt: Template of the prompt; `{field}` is replaced by a field of the row.
         answer: Field that holds the reference answer.
         solution: Template of the response that supervised stages learn from, and of the preferred
             one of a pair.
         rejected: Template of the other response of a pair; only stages that learn from pairs read
             it.
-        max_rows: Number of rows that are read; 0 reads all.
+        system: The system message of conversations that have none of their own.
+        few_shot: Turns before the prompt.
+        tools: Field that holds the tools of a conversation, as a list of JSON schemas or as its
+            JSON text; a row without it has none.
+        turns: The texts that begin the turns of a conversation which is written as one text, by
+            role.
     """
 
-    kind: Literal["jsonl"]
-    path: Path
+    preset: Preset | None = None
+    format: Format | None = None
     prompt: str = "{prompt}"
     answer: str = "answer"
     solution: str = "{answer}"
     rejected: str = "{rejected}"
+    system: str = ""
+    few_shot: tuple[ShotConfig, ...] = ()
+    tools: str = ""
+    turns: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        return {**PRESETS.get(str(values.get("preset")), {}), **values}
+
+
+class FileData(RowFields):
+    """Rows of files.
+
+    Attributes:
+        path: A file, a folder of files or of a saved `datasets.Dataset`, or a pattern such as
+            `data/train-*.parquet`.
+        max_rows: Number of rows that are read; 0 reads all.
+    """
+
+    kind: Literal["file", "jsonl"]
+    path: Path
+    max_rows: Int = Field(default=0, ge=0)
+
+
+class HubData(RowFields):
+    """Rows of a data set on the Hugging Face Hub, from the Parquet files that the Hub keeps of it.
+
+    Attributes:
+        name: Its name, such as `openai/gsm8k`.
+        subset: Its subset (configuration).
+        max_rows: Number of rows that are read; 0 reads all.
+    """
+
+    kind: Literal["hub"]
+    name: str
+    subset: str = "default"
+    split: str = "train"
+    revision: str = "refs/convert/parquet"
     max_rows: Int = Field(default=0, ge=0)
 
 
 def _data_kind(value: object) -> str:
-    if isinstance(value, ArithmeticData | JsonlData):
+    if isinstance(value, ArithmeticData | FileData | HubData | MixtureData):
         return value.kind
     return str(value.get("kind")) if isinstance(value, dict) else "path"
 
 
+class MixtureData(Section):
+    """Several sources of prompts.
+
+    Attributes:
+        sources: The sources, by name.
+        weights: The share of each source in the prompts that are taken; without weights each row is
+            taken once an epoch. A source with a large share and few rows is seen more often.
+    """
+
+    kind: Literal["mixture"]
+    sources: dict[str, OneSource] = Field(min_length=1)
+    weights: dict[str, Annotated[Float, Field(gt=0)]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _weights_are_of_sources(self) -> MixtureData:
+        if self.weights and self.weights.keys() != self.sources.keys():
+            raise ValueError(
+                f"weights are of {', '.join(self.weights)}, and sources are "
+                f"{', '.join(self.sources)}; give each source a weight"
+            )
+        return self
+
+
+_Path: TypeAlias = Annotated[str, Tag("path")]
+_Arithmetic: TypeAlias = Annotated[ArithmeticData, Tag("arithmetic")]
+_File: TypeAlias = Annotated[FileData, Tag("file")] | Annotated[FileData, Tag("jsonl")]
+_Hub: TypeAlias = Annotated[HubData, Tag("hub")]
+
+OneSource: TypeAlias = Annotated[_Path | _Arithmetic | _File | _Hub, Discriminator(_data_kind)]
+
 DataSource: TypeAlias = Annotated[
-    Annotated[str, Tag("path")]
-    | Annotated[ArithmeticData, Tag("arithmetic")]
-    | Annotated[JsonlData, Tag("jsonl")],
+    _Path | _Arithmetic | _File | _Hub | Annotated[MixtureData, Tag("mixture")],
     Discriminator(_data_kind),
 ]
 
@@ -136,18 +301,23 @@ class CurriculumConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(RowFields):
     """Training and held-out data, and how prompts are selected.
 
-    `train` and `eval` are a path to a JSON lines file, or a mapping with `kind`. The templates of
-    this section apply to plain paths.
+    `train` and `eval` are a path, as that of kind `file`, or a mapping with `kind`. The keys of
+    this section about rows (`prompt`, `answer`, ...) apply to plain paths.
 
     Attributes:
-        rejected: Template of the response that a pair does not prefer, as in kind jsonl.
         origin: Origin of the files, for people; shown when a file is missing.
+        max_prompt_tokens: Tokens of the longest prompt that is taken.
+        overlong: What is done with longer prompts, which are counted: `filter` leaves them out,
+            `cut_left` keeps their last tokens, `refuse` stops the run.
         max_bad_rows: Number of unreadable rows that are skipped before the run stops.
         chat_template: Wraps the prompt as a user's turn with the model's own chat template;
             `auto` does so if the tokenizer has one.
+        chat_args: Further variables of the chat template, such as `enable_thinking`.
+        response_prefix: Text with which each response begins, such as `<think>`; it is part of the
+            prompt and no tokens are learned from it.
         difficulty: Selects training rows by a solve rate that they carry.
         curriculum: Prefers prompts by the solve rate that the run estimates; without it every
             epoch is a permutation.
@@ -156,15 +326,14 @@ class DataConfig(Section):
     """
 
     train: DataSource
-    eval: DataSource | None = None
-    prompt: str = "{prompt}"
-    answer: str = "answer"
-    solution: str = "{answer}"
-    rejected: str = "{rejected}"
+    eval: OneSource | None = None
     origin: str = ""
     max_prompt_tokens: Int = Field(default=512, ge=1, le=1 << 24)
+    overlong: Literal["filter", "cut_left", "refuse"] = "filter"
     max_bad_rows: Int = Field(default=0, ge=0)
     chat_template: Literal["auto", "never", "always"] = "auto"
+    chat_args: Args = Field(default_factory=dict)
+    response_prefix: str = ""
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
     source: str | None = None
@@ -182,3 +351,12 @@ class DataConfig(Section):
                 )
             )
         return self
+
+    def sources(self) -> Iterator[tuple[str, OneSource]]:
+        """Yields every source with its dotted key, those of a mixture one by one."""
+        for key, source in (("data.train", self.train), ("data.eval", self.eval)):
+            if isinstance(source, MixtureData):
+                for name, part in source.sources.items():
+                    yield f"{key}.sources.{name}", part
+            elif source is not None:
+                yield key, source

@@ -141,11 +141,12 @@ def kinds_of(model: type[BaseModel]) -> tuple[str, ...]:
 
 def models_in(annotation: object) -> list[type[BaseModel]]:
     """Returns the sections that a declared type allows."""
-    return [
+    models = (
         member
         for member in members_of(annotation)
         if isinstance(member, type) and issubclass(member, BaseModel)
-    ]
+    )
+    return list(dict.fromkeys(models))  # one that has several tags is there several times
 
 
 def takes_value(path: tuple[str, ...], root: type[BaseModel]) -> bool:

@@ -3,7 +3,7 @@
 rows = load_rows(config.data.train, config.data, split="train")
 folder = prepare_model_folder(config.roles["actor"], run_folder / "model", rows)
 tokenizer = Tokenizer.load(folder)
-prompts = encode_prompts(rows, tokenizer, max_prompt_tokens=config.data.max_prompt_tokens)
+prompts = encode_prompts(rows, tokenizer, config.data)
 cursor = PromptCursor(prompts, seed=config.seed)
 batch = cursor.take(config.train.prompts_per_step)
 """
@@ -15,11 +15,13 @@ from flowrl.data.cursor import (
     PromptSet,
     TooLong,
     encode_prompts,
+    encode_row,
     fingerprint,
 )
 from flowrl.data.mixture import PromptMixture, source_field
 from flowrl.data.model_folder import EOS, build_tokenizer, check_model_folder, prepare_model_folder
-from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split, load_rows
+from flowrl.data.row_reader import load_rows
+from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split
 from flowrl.data.tokenizer import ChatMode, Tokenizer
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "build_tokenizer",
     "check_model_folder",
     "encode_prompts",
+    "encode_row",
     "fingerprint",
     "load_rows",
     "prepare_model_folder",

@@ -1,4 +1,4 @@
-"""Chat templates: a prompt becomes a user's turn, rendered as Transformers renders it.
+"""Chat templates: a prompt becomes a conversation, rendered as Transformers renders it.
 
 The templates are Jinja programs of unknown origin, so they run in Jinja's immutable sandbox with
 the same filters and globals as `transformers.utils.chat_template_utils`
@@ -12,7 +12,7 @@ could not be repeated, nor resumed on the next day.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +24,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from flowrl.data.conversations import Message, message_text
 from flowrl.errors import DataError
 
 __all__ = ["ChatTemplate"]
@@ -39,36 +40,68 @@ class ChatTemplate:
         source: The Jinja text.
         special_tokens: `bos_token` and its like by name; templates may print them.
         where: The file it comes from, for messages.
+        with_tools: The text for conversations with tools, where the model has one of its own.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], where: Path) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        where: Path,
+        with_tools: str | None = None,
+    ) -> None:
         self._special_tokens = dict(special_tokens)
         self._where = where
         try:
             self._template = _environment().from_string(source)
+            self._with_tools = _environment().from_string(with_tools or source)
         except jinja2.TemplateError as reason:
             raise self._error(f"{type(reason).__name__}: {reason}") from reason
 
-    def render(self, prompt: str) -> str:
-        """Returns the text of a conversation with one user turn, up to the model's turn.
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[object] = (),
+        args: Mapping[str, object] | None = None,
+    ) -> str:
+        """Returns the text of a conversation up to the model's turn.
+
+        Args:
+            args: Further variables of the template, such as `enable_thinking`.
 
         Raises:
-            DataError: The template refuses the conversation or fails, or leaves the prompt out.
+            DataError: The template refuses the conversation or fails, or leaves a message out.
         """
-        text = self._render(prompt)
-        # Templates may trim or escape a prompt: what is left out is told by another one.
-        if prompt not in text and text == self._render(f"{prompt}, and more"):
-            raise self._error("it prints the same text for every prompt")
+        text = self._render(messages, tools, args)
+        for place, message in enumerate(messages):
+            content = message_text(message)
+            # Templates may trim or escape a text, or leave out what was thought in earlier turns:
+            # what is left out as a whole is found by another text in its place.
+            if content and content not in text:
+                other = {**message, "content": f"{content}, and more"}
+                changed = [*messages[:place], other, *messages[place + 1 :]]
+                if text == self._render(changed, tools, args):
+                    what = f"it leaves out the message of {message['role']!r}"
+                    same = "it prints the same text for every prompt"
+                    raise self._error(same if place == len(messages) - 1 else what)
         return text
 
-    def _render(self, prompt: str) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[object],
+        args: Mapping[str, object] | None,
+    ) -> str:
         try:
-            return self._template.render(
-                messages=[{"role": "user", "content": prompt}],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
+            return (self._with_tools if tools else self._template).render(
+                **{
+                    **self._special_tokens,
+                    **(args or {}),
+                    "messages": messages,
+                    "tools": list(tools) or None,
+                    "documents": None,
+                    "add_generation_prompt": True,
+                }
             )
         # A template may raise what any expression raises: TypeError, KeyError, OverflowError.
         except Exception as reason:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from flowrl.backend.batch import Ints
-from flowrl.config.data import CurriculumConfig
+from flowrl.config.data import CurriculumConfig, DataConfig
 from flowrl.data.row_order import Curriculum, permutation
 from flowrl.data.rows import BadRows, Row, RowNeeds, Rows
-from flowrl.data.tokenizer import ChatMode, Tokenizer
+from flowrl.data.tokenizer import Tokenizer
 from flowrl.errors import CheckpointError, DataError
 from flowrl.ids import GroupId, group_id
 
@@ -27,6 +27,7 @@ __all__ = [
     "PromptSet",
     "TooLong",
     "encode_prompts",
+    "encode_row",
     "fingerprint",
 ]
 
@@ -70,7 +71,7 @@ class PromptItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLong:
-    """A prompt that was left out, with its place and its number of tokens."""
+    """A prompt over `data.max_prompt_tokens`, with its place and its number of tokens."""
 
     where: str
     num_tokens: int
@@ -81,7 +82,7 @@ class PromptSet:
     """The prompts of a source: those that fit, and those that are too long.
 
     Attributes:
-        too_long: Prompts over `data.max_prompt_tokens`; left out, never cut.
+        too_long: Prompts over `data.max_prompt_tokens`, which `data.overlong` leaves out or cuts.
     """
 
     prompts: tuple[Prompt, ...]
@@ -96,12 +97,26 @@ class PromptSet:
         return [_item(epoch, prompt) for prompt in self.prompts]
 
 
+def encode_row(row: Row, tokenizer: Tokenizer, data: DataConfig) -> Ints:
+    """Returns int64 `[P]`, all tokens of a row's prompt, also where it is too long.
+
+    Raises:
+        DataError: The tokenizer or its chat template cannot take the prompt.
+    """
+    return tokenizer.encode_prompt(
+        row.messages or row.prompt,
+        data.chat_template,
+        tools=row.tools,
+        args=data.chat_args,
+        prefix=data.response_prefix,
+    )
+
+
 def encode_prompts(
     rows: Rows | Iterable[Row],
     tokenizer: Tokenizer,
+    data: DataConfig,
     *,
-    max_prompt_tokens: int,
-    chat_template: ChatMode = "auto",
     needs: RowNeeds | None = None,
 ) -> PromptSet:
     """Tokenises every prompt once.
@@ -113,26 +128,39 @@ def encode_prompts(
         needs: The responses of a row that the tokenizer must know; by default none.
 
     Raises:
-        DataError: One bad row too many, with its file and line; or no prompt that fits.
+        DataError: One bad row too many, with its file and line; a prompt that is too long, if
+            `data.overlong` refuses it; or no prompt that fits.
     """
     bad = rows.bad if isinstance(rows, Rows) else BadRows()
     needs = RowNeeds(answer=False, solution=False) if needs is None else needs
     prompts: list[Prompt] = []
     too_long: list[TooLong] = []
+    most = data.max_prompt_tokens
     for row in rows:
         try:
-            ids = tokenizer.encode_prompt(row.prompt, chat_template)
+            ids = encode_row(row, tokenizer, data)
             for text in needs.responses_of(row):
                 tokenizer.check_response(text)
         except DataError as reason:
-            if reason.where is not None:
+            if reason.where is not None and not row.messages:
                 raise  # it is of the tokenizer, and no row's
             bad.count(reason, row.where)
             continue
-        if len(ids) > max_prompt_tokens:
+        if len(ids) > most:
             too_long.append(TooLong(where=row.where, num_tokens=len(ids)))
-        else:
-            prompts.append(Prompt(row=row, prompt_ids=ids))
+            if data.overlong == "refuse":
+                raise DataError(
+                    "the prompt is too long",
+                    where=row.where,
+                    found=f"{len(ids)} tokens",
+                    expected=f"at most {most} (data.max_prompt_tokens; data.overlong is refuse)",
+                    hint=f"set data.max_prompt_tokens={len(ids)} or more, or data.overlong to "
+                    "filter or cut_left; `flowrl data check` counts such prompts",
+                )
+            if data.overlong == "filter":
+                continue
+            ids = ids[-most:]
+        prompts.append(Prompt(row=row, prompt_ids=ids))
     if not prompts:
         raise DataError(
             "no prompt is short enough" if too_long else "there are no prompts",
@@ -142,7 +170,7 @@ def encode_prompts(
             if bad.problems
             else None,
             found=f"the shortest has {min(t.num_tokens for t in too_long)}" if too_long else None,
-            expected=f"at most {max_prompt_tokens} tokens (data.max_prompt_tokens)",
+            expected=f"at most {most} tokens (data.max_prompt_tokens)",
         )
     source = rows.source if isinstance(rows, Rows) else "rows"
     return PromptSet(prompts=tuple(prompts), too_long=tuple(too_long), source=source)

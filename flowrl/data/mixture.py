@@ -15,7 +15,8 @@ from hashlib import blake2b
 from flowrl.config.data import CurriculumConfig
 from flowrl.data.cursor import PromptCursor, PromptItem, PromptSet
 from flowrl.data.rows import Row
-from flowrl.errors import CheckpointError, ConfigError
+from flowrl.data.templates import field_value
+from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.wording import suggestion
 
 __all__ = ["PromptMixture", "source_field"]
@@ -29,13 +30,17 @@ def source_field(name: str) -> Callable[[Row], str]:
     """
 
     def source_of(row: Row) -> str:
-        value = row.fields.get(name)
+        try:
+            value = field_value(row.fields, name, key="data.source")
+            found = f"{name}={value!r}"
+        except DataError as reason:
+            value, found = None, reason.found or ""
         if isinstance(value, str) and value:
             return value
         raise ConfigError(
             "the row does not say its source",
             where=row.where,
-            found=f"{name}={value!r}" if name in row.fields else ", ".join(map(str, row.fields)),
+            found=found,
             expected=f"a text in the field {name!r} (data.source)",
         )
 

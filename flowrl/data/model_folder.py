@@ -172,7 +172,7 @@ def build_tokenizer(
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    texts = (row.prompt, row.solution)
+    texts = (*row.texts, row.solution)
     return texts if row.rejected is None else (*texts, row.rejected)
 
 

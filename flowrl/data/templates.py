@@ -1,8 +1,11 @@
 """Templates of prompts and solutions, in which `{field}` is replaced by a field of the data row.
 
-There is plain substitution and nothing else: no attributes, no indices, no format specifications,
-so that a template can never run code or fail in ways a person would not expect. `{{` and `}}` are
-braces. A template names at least one field: without any, all rows would be the same text.
+There is plain substitution and nothing else: no attributes, no format specifications, so that a
+template can never run code or fail in ways a person would not expect. `{{` and `}}` are braces. A
+template names at least one field: without any, all rows would be the same text.
+
+A field inside others is named by its path: `reward_model.ground_truth`, `prompt.0.content`,
+`messages.-1.content`. A template may be the bare name of a field.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from flowrl.config.data import PRESETS
 from flowrl.errors import ConfigError, DataError
 from flowrl.wording import listing, suggestion
 
-__all__ = ["Template", "field_number", "field_text"]
+__all__ = ["Template", "field_number", "field_text", "field_value"]
 
 _JINJA = re.compile(r"\{\{-? +([^\W\d]\w*)(?: *\|[^{}]*)? +-?\}\}")
 _OTHER_FORMS = (
@@ -26,9 +30,10 @@ _OTHER_FORMS = (
     re.compile(r"\$([^\W\d]\w*)"),
     re.compile(r"<([^\W\d]\w*)>"),
     re.compile(r"\[([^\W\d]\w*)\]"),
-    re.compile(r"^([^\W\d]\w*)$"),
 )
-"""A field in the form of Jinja, Python's other formats or shells, in brackets, or its bare name."""
+"""A field in the form of Jinja, Python's other formats or shells, or in brackets."""
+
+_PATH = re.compile(r"[^\W\d]\w*(\.(-?\d+|\w+))*")
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
@@ -58,6 +63,8 @@ class Template:
             ConfigError: A brace that neither names a field nor is doubled; a field in Jinja's form,
                 which would stay in the text; no field at all.
         """
+        if _PATH.fullmatch(text):
+            return cls(key=key, text=text, pieces=("", text, ""))
         if jinja := _JINJA.search(text):
             raise _in_another_form("this is Jinja's form of a field", text, jinja, key=key)
         pieces: list[str] = [""]
@@ -89,6 +96,16 @@ class Template:
         """The fields that the template reads, in order."""
         return self.pieces[1::2]
 
+    def value(self, fields: Mapping[str, object]) -> object:
+        """Returns what is in the field, if the template is one field alone; else the text.
+
+        Raises:
+            DataError: The row lacks a field; `where` is left to the caller.
+        """
+        if len(self.pieces) == 3 and not self.pieces[0] and not self.pieces[2]:
+            return field_value(fields, self.pieces[1], key=self.key)
+        return self.render(fields)
+
     def render(self, fields: Mapping[str, object]) -> str:
         """Returns the text for a row.
 
@@ -118,7 +135,7 @@ def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
     Raises:
         DataError: The row lacks it, or it is neither text nor a number.
     """
-    value = _field(fields, name, key=key)
+    value = field_value(fields, name, key=key)
     if isinstance(value, str):
         return value
     if _is_number(value):
@@ -136,7 +153,7 @@ def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
     Raises:
         DataError: The row lacks it, or it is no finite number.
     """
-    value = _field(fields, name, key=key)
+    value = field_value(fields, name, key=key)
     if _is_number(value) and abs(value) <= sys.float_info.max:
         return float(value)
     raise DataError(
@@ -146,14 +163,76 @@ def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
     )
 
 
-def _field(fields: Mapping[str, object], name: str, *, key: str) -> object:
+def field_value(fields: Mapping[str, object], name: str, *, key: str) -> object:
+    """Returns what is in a field, which may be inside others.
+
+    Raises:
+        DataError: The row lacks it.
+    """
     if name in fields:
         return fields[name]
-    raise DataError(
-        f"the row has no field {name!r}, which {key} reads",
-        found=f"fields {listing(fields)}",
-        hint=suggestion(name, fields) or f"change {key} or the row",
+    value: object = fields
+    path = name.split(".")
+    for depth, part in enumerate(path):
+        match value:
+            case Mapping() if part in value:
+                value = value[part]
+            case list() if _is_index(part, len(value)):
+                value = value[int(part)]
+            case _:
+                raise _missing(fields, path[:depth], value, name, key=key)
+    return value
+
+
+def _is_index(part: str, length: int) -> bool:
+    digits = part.removeprefix("-")
+    return len(digits) < 10 and digits.isdecimal() and -length <= int(part) < length
+
+
+def _missing(
+    fields: Mapping[str, object], before: Sequence[str], value: object, name: str, *, key: str
+) -> DataError:
+    if not before:
+        preset = _fitting_preset(fields)
+        return DataError(
+            f"the row has no field {name!r}, which {key} reads",
+            found=f"fields {listing(fields)}" if fields else "no fields",
+            hint="; ".join(
+                filter(
+                    None,
+                    (
+                        suggestion(name, fields),
+                        preset and f"the row has the columns of data.preset={preset}",
+                    ),
+                )
+            )
+            or f"change {key} or the row",
+        )
+    match value:
+        case Mapping():
+            found = f"fields {listing(value)} in it"
+        case list():
+            found = f"a list of {len(value)}"
+        case _:
+            found = f"{_json_kind(value)} {_excerpt(value)}"
+    return DataError(
+        f"the row has no field {name!r}, which {key} reads: {'.'.join(before)} has no "
+        f"{name.split('.')[len(before)]!r}",
+        found=found,
+        hint=f"change {key} or the row",
     )
+
+
+def _fitting_preset(fields: Mapping[str, object]) -> str | None:
+    """Returns the first preset whose prompt and answers the row has."""
+    for preset, keys in PRESETS.items():
+        named = (str(keys.get(key, "")) for key in ("prompt", "answer", "rejected"))
+        values = [fields.get(name.strip("{}").split(".")[0]) for name in named if name]
+        turns = keys.get("turns")
+        marks = tuple(turns.values()) if isinstance(turns, Mapping) else ()
+        if None not in values and (not marks or str(values[0]).startswith(marks)):
+            return preset
+    return None
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

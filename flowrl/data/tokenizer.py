@@ -24,6 +24,7 @@ from tokenizers import Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.backend.batch import Ints, Mask
+from flowrl.data.conversations import Message, message_text
 from flowrl.data.tokenizer_files import (
     add_missing_tokens,
     check_config_ids,
@@ -143,11 +144,26 @@ class Tokenizer:
             alphabet_key=alphabet_key,
         )
 
-    def encode_prompt(self, text: str, chat: ChatMode = "auto") -> Ints:
+    def encode_prompt(
+        self,
+        prompt: str | Sequence[Message],
+        chat: ChatMode = "auto",
+        *,
+        tools: Sequence[object] = (),
+        args: Mapping[str, object] | None = None,
+        prefix: str = "",
+    ) -> Ints:
         """Returns int64 `[P]`, a prompt after the special tokens that the model expects in front.
 
+        Args:
+            prompt: A text, or a conversation.
+            tools: The tools of a conversation.
+            args: Further variables of the chat template.
+            prefix: The text with which the response begins.
+
         Raises:
-            DataError: A character outside the vocabulary, or `always` without a chat template.
+            DataError: A character outside the vocabulary, `always` without a chat template, or a
+                conversation that needs one.
         """
         if chat == "always" and self._chat is None:
             raise DataError(
@@ -157,12 +173,31 @@ class Tokenizer:
                 hint="set data.chat_template=auto, or add chat_template.jinja to the folder",
             )
         if self._chat is not None and chat != "never":
+            messages = _user_turn(prompt) if isinstance(prompt, str) else prompt
             # The template prints the special tokens itself.
-            return _ids(self._encode(self._chat.render(text), self._fast, special=False))
-        encoding = self._encode(text, self._fast, special=True)
+            text = self._chat.render(messages, tools, args) + prefix
+            return _ids(self._encode(text, self._fast, special=False))
+        text = prompt if isinstance(prompt, str) else self._only_text(prompt, chat)
+        encoding = self._encode(text + prefix, self._fast, special=True)
         # The mask is true at what the post-processor added, and at no token of the text.
         own = np.flatnonzero(np.equal(encoding.special_tokens_mask, 0))
         return _ids(encoding)[: own[-1] + 1 if len(own) else None]
+
+    def _only_text(self, messages: Sequence[Message], chat: ChatMode) -> str:
+        """Returns the text of a conversation of one user's turn, which needs no chat template."""
+        if len(messages) == 1 and messages[0]["role"] == "user":
+            return message_text(messages[0])
+        never = "data.chat_template=never" if self._chat is not None else ""
+        raise DataError(
+            "a conversation of several messages needs a chat template",
+            where=str(self._folder),
+            found=f"the roles {', '.join(str(m['role']) for m in messages)}, and "
+            + (never or "a tokenizer without a chat template"),
+            hint=f"leave {never} out"
+            if never
+            else "add chat_template.jinja to the model's folder; or make one text of a row "
+            "(data.prompt), without data.system and data.few_shot",
+        )
 
     def encode(self, text: str) -> Ints:
         """Returns int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
@@ -294,6 +329,10 @@ class Tokenizer:
             ) from reason
 
 
+def _user_turn(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
 def _ids(encoding: Encoding) -> Ints:
     return np.asarray(encoding.ids, np.int64)
 
@@ -333,11 +372,13 @@ def _chat_template(
 
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), special, path)
-    value = config.get("chat_template")
+        extra = folder / "additional_chat_templates" / "tool_use.jinja"
+        with_tools = extra.read_text(encoding="utf-8") if extra.is_file() else None
+        return ChatTemplate(path.read_text(encoding="utf-8"), special, path, with_tools)
+    value, with_tools = config.get("chat_template"), None
     if isinstance(value, list):
         named = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}
-        value = named.get("default")
+        value, with_tools = named.get("default"), named.get("tool_use")
     if isinstance(value, str):
-        return ChatTemplate(value, special, folder / "tokenizer_config.json")
+        return ChatTemplate(value, special, folder / "tokenizer_config.json", with_tools)
     return None

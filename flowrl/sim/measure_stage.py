@@ -184,12 +184,7 @@ class _Stage:
         role_config = self.config.roles[owner]
         folder = prepare_model_folder(role_config, self.folder / owner, self.rows, name=owner)
         self.tokenizer = Tokenizer.load(folder)
-        encoded: PromptSet = encode_prompts(
-            self.rows,
-            self.tokenizer,
-            max_prompt_tokens=self.config.data.max_prompt_tokens,
-            chat_template=self.config.data.chat_template,
-        )
+        encoded: PromptSet = encode_prompts(self.rows, self.tokenizer, self.config.data)
         self.prompts: list[Ints] = [prompt.prompt_ids for prompt in encoded.prompts]
         # Rows of a step come from everywhere in the data, and lines of a file may be in an order.
         order = np.random.default_rng(0).permutation(len(self.prompts))[:1024]

@@ -137,7 +137,7 @@ def test_a_near_miss_of_a_data_file_comes_before_the_origin_of_the_data() -> Non
     assert "did you mean train.jsonl?" in text
     Path("train.jsonl").rename("other")
     text = message("data.train=trian.jsonl", "data.origin=the data set openai/gsm8k")
-    assert "data.train is the data set openai/gsm8k; set data.train=FILE.jsonl" in text
+    assert "data.train is the data set openai/gsm8k; set data.train=FILE" in text
 
 
 def test_a_missing_file_of_a_data_mapping_is_found_too() -> None:
@@ -146,9 +146,18 @@ def test_a_missing_file_of_a_data_mapping_is_found_too() -> None:
     assert f"relative to the current directory, {Path.cwd()}" in text
 
 
-def test_a_folder_is_no_data_file() -> None:
+def test_a_name_of_the_hub_as_a_path_says_how_it_is_read() -> None:
+    text = message("data.train=openai/gsm8k")
+    assert "set data.train='{kind: hub, name: openai/gsm8k, split: train}'" in text
+
+
+def test_the_files_of_a_folder_a_pattern_and_a_mixture_are_looked_for() -> None:
     Path("rows").mkdir()
-    assert "the data file rows is a folder" in message("data.train=rows")
+    check("data.train=rows")
+    check("data.train=rows/*.jsonl")
+    mixture = "data.train={kind: mixture, sources: {a: rows, b: gone.jsonl}}"
+    assert "(data.train.sources.b)" in message(mixture) or mixture in message(mixture)
+    assert "no such data file: gone.jsonl" in message(mixture)
 
 
 def test_a_missing_model_folder_says_what_a_model_folder_is() -> None:
@@ -462,7 +471,7 @@ def test_built_in_sums_carry_no_solve_rate() -> None:
 
 def test_a_template_that_no_source_reads_is_refused(tmp_path: Path) -> None:
     said = message("data.prompt=Q {prompt}")
-    assert "(data.prompt=Q {prompt}): no data reads this template" in said
+    assert "(data.prompt=Q {prompt}): no data reads data.prompt" in said
     assert "leave data.prompt out" in said
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
     rows = "data.train={kind: jsonl, path: rows.jsonl}"

@@ -92,7 +92,7 @@ def good(tmp_path: Path) -> Path:
         ("args.x=[1]", ["x must be text, a number or true or false"]),
         ("stop={}", ["'at_least' is missing in stop"]),
         ("data.train={kind: jsonl}", ["'path' is missing in data.train"]),
-        ("data.train={kind: jsnl}", ["no kind 'jsnl'", "arithmetic, jsonl", "'jsonl'?"]),
+        ("data.train={kind: jsnl}", ["no kind 'jsnl'", "arithmetic, file, jsonl", "'jsonl'?"]),
         ("rewards.terms=[{weight: 1}]", ["rewards.terms.0 does not say its kind"]),
         ("rewards.terms=[3]", ["0 must be a mapping", "write {kind: exact_match, ...}; there are"]),
         ("rewards.terms.4.weight=2", ["a list of 1, which has no item '4'"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config.data import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
+from flowrl.config.data import ArithmeticData, DataConfig, DifficultyConfig, FileData
 from flowrl.data import RowNeeds, Rows, load_rows
 from flowrl.errors import ConfigError, DataError
 
@@ -33,7 +33,7 @@ def test_a_pair_is_the_solution_and_the_rejected_response_by_their_templates(tmp
 
 def test_a_mapping_has_its_own_template_of_rejected_responses(tmp_path):
     path = Path(write(tmp_path / "d.jsonl", {"prompt": "p", "answer": "a", "w": "wrong"}))
-    source = JsonlData(kind="jsonl", path=path, rejected="{w}!")
+    source = FileData(kind="jsonl", path=path, rejected="{w}!")
     data = DataConfig(train=source, rejected="{none}")
     (row,) = load_rows(source, data, split="train", needs=PAIRS)
     assert row.rejected == "wrong!"

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, processors
 
+from flowrl.config.data import DataConfig
 from flowrl.data import Row, RowNeeds, Tokenizer, encode_prompts
 from flowrl.data.tokenizer_files import tokenizer_of_pieces
 from flowrl.errors import DataError
@@ -73,6 +74,10 @@ def test_what_a_tokenizer_puts_behind_a_text_is_not_put_behind_a_prompt(tmp_path
         assert closing.encode(text).tolist() == plain.encode(text).tolist()
 
 
+def up_to(num_tokens: int) -> DataConfig:
+    return DataConfig(train="x", max_prompt_tokens=num_tokens)
+
+
 def test_a_tokenizer_that_does_nothing_where_a_text_begins_is_not_copied():
     fast = byte_level(prefix=False)
     assert tokenizer_of_pieces(fast) is fast
@@ -120,7 +125,7 @@ def test_a_response_with_a_token_that_is_put_around_it_is_a_bad_row(tmp_path, so
     tokenizer = Tokenizer.load(saved(tmp_path, llama_2()))
     rows = rows_of(("x=", "3"), ("x=", solution))
     with pytest.raises(DataError) as caught:
-        encode_prompts(rows, tokenizer, max_prompt_tokens=9, needs=needs)
+        encode_prompts(rows, tokenizer, up_to(9), needs=needs)
     assert str(caught.value).startswith("d.jsonl:1: the response has the token '")
     assert "take it out of data.solution" in str(caught.value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,10 @@ def auto():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained
+
+
+def up_to(num_tokens: int) -> DataConfig:
+    return DataConfig(train="x", max_prompt_tokens=num_tokens)
 
 
 def rows_of(*pairs: tuple[str, str]) -> list[Row]:
@@ -156,7 +161,11 @@ def test_a_character_outside_the_alphabet_names_file_line_and_character(tmp_path
     folder = fresh(tmp_path / "m", spec, rows_of(("1+1=", "2")))
     tokenizer = Tokenizer.load(folder, alphabet_key="roles.pupil.tokenizer.alphabet")
     with pytest.raises(DataError) as caught:
-        encode_prompts(rows_of(("1+1=", "2"), ("7*8=", "56")), tokenizer, max_prompt_tokens=9)
+        encode_prompts(
+            rows_of(("1+1=", "2"), ("7*8=", "56")),
+            tokenizer,
+            up_to(9),
+        )
     assert str(caught.value).startswith("d.jsonl:2: ")
     assert "'*'" in str(caught.value)
     assert "add them to roles.pupil.tokenizer.alphabet" in str(caught.value)
@@ -185,7 +194,7 @@ def test_rows_of_unknown_characters_count_as_bad_rows_where_they_are_read(tmp_pa
         rows = load_rows(
             str(path), DataConfig(train=str(path), max_bad_rows=limit), split="train", needs=needs
         )
-        return rows, encode_prompts(rows, tokenizer, max_prompt_tokens=9, needs=needs)
+        return rows, encode_prompts(rows, tokenizer, up_to(9), needs=needs)
 
     rows, prompts = encoded(len(bad))
     assert {int(problem.where.rpartition(":")[2]) for problem in rows.problems} == bad
@@ -279,6 +288,63 @@ def test_a_chat_template_equals_apply_chat_template(tmp_path, auto, place):
         assert ours.encode_prompt(text, "auto").tolist() == expected
         assert ours.encode_prompt(text, "always").tolist() == expected
         assert ours.encode_prompt(text, "never").tolist() == theirs(text)["input_ids"]
+
+
+TOOL_USE = "{{ tools | tojson }}" + CHAT
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("place", ["list", "file", "one"])
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+def test_a_conversation_with_tools_equals_apply_chat_template(tmp_path, auto, place, tools):
+    named = [{"name": "default", "template": CHAT}, {"name": "tool_use", "template": TOOL_USE}]
+    config = {"list": {"chat_template": named}, "one": {"chat_template": TOOL_USE}, "file": {}}
+    folder = foreign_folder(tmp_path / "m", **config[place])
+    if place == "file":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "chat_template.jinja").write_text(CHAT)
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
+    messages = [
+        {"role": "system", "content": " Short.\n"},
+        {"role": "user", "content": "x?"},
+        {"role": "assistant", "content": "y"},
+        {"role": "user", "content": "<|end|> z"},
+    ]
+    expected = auto(folder).apply_chat_template(
+        messages, tools=tools or None, add_generation_prompt=True, return_dict=False
+    )
+    ours = Tokenizer.load(folder)
+    assert ours.encode_prompt(messages, tools=tools).tolist() == expected
+
+
+def test_variables_of_a_template_and_the_prefix_of_responses_are_part_of_the_prompt(tmp_path):
+    template = "{{ messages[-1].content }}{% if not enable_thinking %}<none>{% endif %}: "
+    ours = Tokenizer.load(foreign_folder(tmp_path / "m", chat_template=template))
+    thinks = ours.encode_prompt("x", args={"enable_thinking": True}, prefix="<think>\n")
+    assert ours.decode(thinks) == "x: <think>\n"
+    assert ours.decode(ours.encode_prompt("x", prefix="<think>")) == "x<none>: <think>"
+    assert ours.encode_prompt("x", "never", prefix="yz").tolist() == (
+        ours.encode_prompt("xyz", "never").tolist()
+    )
+
+
+def test_a_template_that_leaves_out_a_system_message_is_refused(tmp_path):
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    ours = Tokenizer.load(foreign_folder(tmp_path / "m", chat_template=template))
+    messages = [{"role": "system", "content": "Short."}, {"role": "user", "content": "x"}]
+    with pytest.raises(DataError, match="leaves out the message of 'system'"):
+        ours.encode_prompt(messages)
+    assert len(ours.encode_prompt(messages[1:]))
+
+
+def test_a_conversation_without_a_chat_template_is_one_user_turn_or_refused(tmp_path):
+    ours = Tokenizer.load(foreign_folder(tmp_path / "m"))
+    user = {"role": "user", "content": "x"}
+    assert ours.encode_prompt([user]).tolist() == ours.encode_prompt("x").tolist()
+    with pytest.raises(DataError, match="of several messages needs a chat template") as caught:
+        ours.encode_prompt([{"role": "system", "content": "s"}, user])
+    assert "the roles system, user" in str(caught.value)
 
 
 def test_templates_have_the_filters_blocks_and_functions_that_transformers_gives_them(
@@ -391,11 +457,37 @@ def test_prompts_that_are_too_long_are_left_out_and_counted_never_cut(tmp_path):
     spec = CharTokenizer(kind="char", alphabet="0123456789+=")
     rows = rows_of(("1+1=", "2"), ("1+1+1+1+1=", "5"), ("12+1=", "13"))
     tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows))
-    found = encode_prompts(rows, tokenizer, max_prompt_tokens=5)
+    found = encode_prompts(rows, tokenizer, up_to(5))
     assert [item.group for item in found.items()] == ["0/0", "0/2"]
     assert [(t.where, t.num_tokens) for t in found.too_long] == [("d.jsonl:2", 10)]
     with pytest.raises(DataError, match="the shortest has 4"):
-        encode_prompts(rows, tokenizer, max_prompt_tokens=3)
+        encode_prompts(rows, tokenizer, up_to(3))
+
+
+def test_prompts_that_are_too_long_are_cut_at_the_left_or_refused_on_request(tmp_path):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    rows = rows_of(("1+1=", "2"), ("1+2+3+4=", "10"))
+    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows))
+    cut = DataConfig(train="x", max_prompt_tokens=4, overlong="cut_left")
+    found = encode_prompts(rows, tokenizer, cut)
+    assert [tokenizer.decode(item.prompt_ids) for item in found.items()] == ["1+1=", "3+4="]
+    assert [(t.where, t.num_tokens) for t in found.too_long] == [("d.jsonl:2", 8)]
+    refused = cut.model_copy(update={"overlong": "refuse"})
+    with pytest.raises(DataError, match=r"d\.jsonl:2: the prompt is too long") as caught:
+        encode_prompts(rows, tokenizer, refused)
+    assert "set data.max_prompt_tokens=8 or more" in str(caught.value)
+
+
+def test_a_conversation_that_the_template_refuses_is_a_bad_row_with_its_line(tmp_path):
+    template = (
+        "{% if messages[0].role == 'tool' %}{{ raise_exception('no tool first') }}{% endif %}"
+    )
+    tokenizer = Tokenizer.load(foreign_folder(tmp_path / "m", chat_template=template + CHAT))
+    row = rows_of(("x", "y"))[0]
+    rows = [replace(row, messages=({"role": "tool", "content": "x"},)), row]
+    with pytest.raises(DataError, match=r"d\.jsonl:1: the chat template fails") as caught:
+        encode_prompts(rows, tokenizer, up_to(99))
+    assert "no tool first" in str(caught.value)
 
 
 def test_a_model_folder_of_the_users_is_checked_before_anything_heavy(tmp_path):

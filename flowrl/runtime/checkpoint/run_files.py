@@ -31,10 +31,11 @@ from typing import TypeAlias
 
 import flowrl
 from flowrl.compiler import CompiledStage
-from flowrl.config.data import JsonlData
+from flowrl.config.data import FileData, HubData
 from flowrl.config.rewards import PythonReward
 from flowrl.config.schema import RunConfig
-from flowrl.errors import CheckpointError
+from flowrl.data.sources import files_of_path, files_of_source
+from flowrl.errors import CheckpointError, DataError
 from flowrl.files import sha256_file, write_json_atomic
 from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.specs import Spec
@@ -102,8 +103,8 @@ class InputFiles:
         self._folder = folder
         self._bases: dict[str, Path] = {}
         self._files: dict[str, list[Path]] = {}
-        for key, file in _data_files(config):
-            self._add(key, file.parent, [file])
+        for key, data in _data_files(config):
+            self._add(key, data[0].parent, data)
         for key, file in (*_role_files(config, stages), *_program_files(stages)):
             self._add(key, file.parent, [file, *imported_files(file)])
         use = RoleUse(config, [stage.graph for stage in stages])
@@ -202,12 +203,18 @@ def _shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
-    for key, source in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if isinstance(source, str):
-            yield key, Path(source)
-        elif isinstance(source, JsonlData):
-            yield f"{key}.path", source.path
+def _data_files(config: RunConfig) -> Iterator[tuple[str, list[Path]]]:
+    for section, source in config.data.sources():
+        key = f"{section}.path" if isinstance(source, FileData) else section
+        try:
+            if isinstance(source, str):
+                yield key, files_of_path(Path(source), key=key)
+            elif isinstance(source, FileData | HubData):
+                yield key, files_of_source(source, key=key)
+        except DataError:  # a missing file is reported with all other changes
+            if isinstance(source, HubData):
+                raise
+            yield key, [source.path if isinstance(source, FileData) else Path(str(source))]
 
 
 def _role_files(config: RunConfig, stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]]:

@@ -218,18 +218,13 @@ def _encoded(
     rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNeeds, notes: list[str]
 ) -> PromptSet:
     """Encodes the prompts of rows; adds to `notes` which are left out."""
-    prompts = encode_prompts(
-        rows,
-        tokenizer,
-        max_prompt_tokens=data.max_prompt_tokens,
-        chat_template=data.chat_template,
-        needs=needs,
-    )
+    prompts = encode_prompts(rows, tokenizer, data, needs=needs)
     if rows.problems:
         notes.append(f"{rows.source}: {_problems(rows)}")
     if prompts.too_long:
+        done = "left out" if data.overlong == "filter" else "cut at the left"
         notes.append(
-            f"{rows.source}: {len(prompts.too_long)} prompts left out, longer than "
+            f"{rows.source}: {len(prompts.too_long)} prompts {done}, longer than "
             f"{data.max_prompt_tokens} tokens (data.max_prompt_tokens)"
         )
     twice = [

@@ -214,7 +214,7 @@ class StageMaker:
                 prompts, responses, curriculum = prepared_inputs.pair_prompts, self._pair, None
         seed = derive_seed(self.config.seed, "data", *names)
         cursor: PromptCursor | PromptMixture
-        shares = shares_of(self.config, stage) if responses is None else None
+        shares = shares_of(self.config, stage, generates=responses is None)
         if shares is not None:
             cursor = PromptMixture(
                 prompts,

@@ -4,7 +4,7 @@ All of it is opened before the run has a folder, so that a mistake in it leaves 
 
     open -> settle (folders of new models become the run's) -> close
 
-Shares of prompt sources are part of a stage's configuration:
+Shares of prompt sources are the weights of a mixture, or part of a stage's configuration:
 
     data:
       source: topic                     # a field of every training row
@@ -20,10 +20,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.compiler.reward_terms import row_needs
+from flowrl.config.data import MixtureData
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptMixture, PromptSet, Row, source_field
 from flowrl.errors import ConfigError
@@ -64,30 +66,39 @@ class PromptShares:
     where: str
 
 
-def shares_of(config: RunConfig, stage: CompiledStage) -> PromptShares | None:
-    """Returns the shares of a stage; None if it generates nothing or has no shares.
+def shares_of(
+    config: RunConfig, stage: CompiledStage, *, generates: bool = True
+) -> PromptShares | None:
+    """Returns the shares of the prompts of a stage; None if it has none.
+
+    They are those of `train.policies.fairness`, or else the weights of a mixture (`data.train`).
+
+    Args:
+        generates: The prompts are for a rollout; only then the scheduler's policies apply.
 
     Raises:
-        ConfigError: there are shares, and no `data.source`.
+        ConfigError: there are shares, and rows do not name their source.
     """
-    parts = GraphParts(stage.graph).rollouts
-    if not parts:
+    parts = GraphParts(stage.graph).rollouts if generates else ()
+    fairness = settings_of(config, stage, parts[0]).fairness if parts else None
+    mixture = config.data.train if isinstance(config.data.train, MixtureData) else None
+    if isinstance(fairness, WeightedShares):
+        weights, where = dict(fairness.shares), f"{train_key(config, stage)}.policies.fairness"
+    elif mixture is not None and mixture.weights:
+        weights, where = mixture.weights, "data.train.weights"
+    else:
         return None
-    fairness = settings_of(config, stage, parts[0]).fairness
-    if not isinstance(fairness, WeightedShares):
-        return None
-    where = f"{train_key(config, stage)}.policies.fairness"
-    if config.data.source is None:
+    if config.data.source is not None:
+        source_of = source_field(config.data.source)
+    elif mixture is not None:
+        source_of = attrgetter("source")
+    else:
         raise ConfigError(
             "sources have shares, but rows do not name their source",
             where="data.source",
             expected=f"the field of a row that names its source, for {where}",
         )
-    return PromptShares(
-        weights=dict(fairness.shares),
-        source_of=source_field(config.data.source),
-        where=where,
-    )
+    return PromptShares(weights=weights, source_of=source_of, where=where)
 
 
 def _require_sources(config: RunConfig, stage: CompiledStage, prompts: PromptSet) -> None:

@@ -1,0 +1,103 @@
+"""Sums of two numbers as data: every sum once in a fixed order, and wrong answers for pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import overload
+
+from flowrl.backend.batch import Ints
+from flowrl.config.data import ArithmeticData
+from flowrl.data.row_order import permutation
+from flowrl.data.rows import Row, RowNeeds, Rows, Split
+from flowrl.errors import DataError
+
+__all__ = ["arithmetic_rows"]
+
+_TIMES = 4
+"""Wrong answers to each sum: a reward model would memorise a single one."""
+
+_MISTAKES = (1, 2, 9, 10, 11, 20)
+"""The usual errors of wrong sums: a little in the last place, in the one before it, or in both."""
+
+
+class _Sums(Sequence[Row]):
+    """Rows made on demand: three digits have a million pairs.
+
+    For pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
+    """
+
+    def __init__(self, digits: int, split: Split, sums: Ints, needs: RowNeeds) -> None:
+        self._digits = digits
+        self._split = split
+        self._sums = sums
+        self._pairs = needs.rejected and split == "train"
+
+    def __len__(self) -> int:
+        return len(self._sums) * (_TIMES if self._pairs else 1)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        chosen = range(len(self))[place]
+        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
+
+    def _row(self, index: int) -> Row:
+        digits = self._digits
+        time, place = divmod(index, len(self._sums))
+        a, b = divmod(int(self._sums[place]), 10**digits)
+        width = digits + 1
+        answer = f"{a + b:0{width}d}"
+        return Row(
+            index=index,
+            prompt=f"{a:0{digits}d}+{b:0{digits}d}=",
+            answer=answer,
+            solution=answer,
+            rejected=f"{_wrong_sum(a, b, digits, time):0{width}d}" if self._pairs else None,
+            fields={"a": a, "b": b, "answer": answer},
+            where=f"arithmetic {self._split}:{index + 1}",
+        )
+
+
+def _wrong_sum(a: int, b: int, digits: int, time: int) -> int:
+    """Returns a + b with a small error, always the same, with as many digits as a right sum.
+
+    These are the mistakes of someone who nearly knows how to add, which a reward model must
+    distinguish from right sums: mostly one of `_MISTAKES`, else anything up to 25. Sums of three
+    digits are wrong by ten times that as often, sums of one digit by 9 at most.
+    """
+    draw = blake2b(f"{a}+{b}/{time}".encode(), digest_size=4).digest()
+    common = draw[0] % 10 < 7
+    error = _MISTAKES[draw[1] % len(_MISTAKES)] if common else 1 + draw[1] % 25
+    if digits == 1:
+        error = 1 + error % 9
+    elif digits == 3 and draw[2] % 2:
+        error *= 10
+    if draw[3] % 2:
+        error = -error
+    # No error is above half of the range, so that one of the two lies in it.
+    return a + b + error if 0 <= a + b + error < 2 * 10**digits else a + b - error
+
+
+def arithmetic_rows(source: ArithmeticData, needs: RowNeeds) -> Rows:
+    """Returns the sums of a source.
+
+    Raises:
+        DataError: The held-out sums leave none to train on.
+    """
+    num_pairs = 100**source.digits
+    if source.held_out >= num_pairs:
+        raise DataError(
+            "the held-out sums leave none to train on",
+            where=f"data.{source.split}.held_out",
+            found=str(source.held_out),
+            expected=f"fewer than the {num_pairs} sums of {source.digits}-digit numbers",
+        )
+    order = permutation(num_pairs, "arithmetic", source.digits)
+    sums = order[: source.held_out] if source.split == "eval" else order[source.held_out :]
+    return Rows(
+        _Sums(source.digits, source.split, sums, needs),
+        source=f"arithmetic {source.split}, {source.digits} digits",
+    )
