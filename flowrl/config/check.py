@@ -65,9 +65,7 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
     roles = loaded.config.roles
     for name, role in roles.items():
         key = f"roles.{name}.copy_of"
-        if role.copy_of is None:
-            continue
-        if role.copy_of not in roles:
+        if role.copy_of is not None and role.copy_of not in roles:
             others = [other for other in roles if other != name]
             yield ConfigError(
                 f"no role is called {role.copy_of!r}",
@@ -75,26 +73,23 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
                 expected=f"one of {listing(others)}",
                 hint=one_of_them(role.copy_of, others),
             )
-            continue
-        if role.model is not None:
+        elif role.copy_of is not None and role.model is not None:
             yield ConfigError(
                 f"{name} has a model of its own and is a copy of {role.copy_of}",
                 where=loaded.where(key),
                 hint=f"keep roles.{name}.model or copy_of; `null` unsets one",
             )
-        source = roles[role.copy_of].copy_of
-        if source is not None and source in roles and roles[source].copy_of is None:
+        chain = [name]
+        while (source := roles[chain[-1]].copy_of) in roles and source not in chain:
+            chain.append(str(source))
+        if source is None and len(chain) > 2:
             yield ConfigError(
                 f"{name} is a copy of {role.copy_of}, which is itself a copy",
                 where=loaded.where(key),
-                hint=f"set {key}={source}",
+                hint=f"set {key}={chain[-1]}",
             )
-        chain = [name]
-        while (target := roles[chain[-1]].copy_of) in roles and target not in chain:
-            assert target is not None
-            chain.append(target)
         # Each circle is reported once, at its first role by name.
-        if target == name and name == min(chain):
+        if source == name == min(chain):
             yield ConfigError(
                 "roles are copies of each other in a circle",
                 where=loaded.where(key),
@@ -127,16 +122,8 @@ def _environments_are_whole(loaded: LoadedConfig) -> Problems:
                 found=listing(role.options),
                 hint=f"set roles.{name}.environment=FILE.py:NAME, or leave the options out",
             )
-        if role.environment is None:
-            continue
-        of_models = {
-            "model": role.model,
-            "copy_of": role.copy_of,
-            "tokenizer": role.tokenizer,
-            "optimizer": role.optimizer,
-        }
-        for key, value in of_models.items():
-            if value is not None:
+        for key in ("model", "copy_of", "tokenizer", "optimizer"):
+            if role.environment is not None and getattr(role, key) is not None:
                 yield ConfigError(
                     f"{name} is an environment, which has no {key}",
                     where=loaded.where(f"roles.{name}.{key}"),
@@ -178,29 +165,19 @@ def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
         if prompts % parts == 0:
             continue
         prompts_key, parts_key = f"{prefix}train.prompts_per_step", f"{prefix}train.mini_batches"
-        multiples = [
-            size for size in (prompts // parts * parts, -(-prompts // parts) * parts) if size
-        ]
+        below = prompts - prompts % parts
+        multiples = [size for size in (below, below + parts) if size]
+        divisors = [part for part in range(1, prompts + 1) if prompts % part == 0]
+        fewer = [part for part in divisors if part < parts][-1:]
+        more = [part for part in divisors if part > parts][:1]
         yield ConfigError(
             f"{prompts_key}={prompts} is not a multiple of {parts_key}={parts}",
             where=loaded.where_all(prompts_key, parts_key),
             found=loaded.defaults_among(prompts_key, parts_key),
             expected="mini-batches of equally many whole groups",
-            hint=f"nearest: prompts_per_step {_either(multiples)}, "
-            f"or mini_batches {_either(_nearest_divisors(prompts, parts))}",
+            hint=f"nearest: prompts_per_step {' or '.join(map(str, multiples))}, "
+            f"or mini_batches {' or '.join(map(str, fewer + more))}",
         )
-
-
-def _nearest_divisors(number: int, value: int) -> list[int]:
-    """Returns the largest divisor of `number` below `value`, and the smallest above it."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < value]
-    above = [d for d in divisors if d > value]
-    return below[-1:] + above[:1]
-
-
-def _either(numbers: list[int]) -> str:
-    return " or ".join(str(number) for number in numbers)
 
 
 def _stops_are_allowed(loaded: LoadedConfig) -> Problems:
@@ -267,11 +244,9 @@ def _calls_end_before_a_stall(loaded: LoadedConfig) -> Problems:
     """Checks that a call ends by its own limit before the run counts as stalled."""
     config, stall_s = loaded.config, loaded.config.runtime.stall_timeout_s
     limits = [("a reward", "rewards.timeout_s", config.rewards.timeout_s)]
-    limits += [
-        ("an environment", f"roles.{name}.timeout_s", role.timeout_s)
-        for name, role in config.roles.items()
-        if role.environment is not None
-    ]
+    for name, role in config.roles.items():
+        if role.environment is not None:
+            limits.append(("an environment", f"roles.{name}.timeout_s", role.timeout_s))
     for who, limit_key, limit_s in limits:
         if limit_s < stall_s:
             continue
@@ -293,17 +268,15 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
     if not terms:
         return
     measured = sorted({term.name for term in terms} | {"score"})
-    asked = []
+    asked = {"eval.metric": config.eval.metric}
+    for name, prefix in loaded.stage_prefixes():
+        if (stop := config.stage_config(name).stop) is not None:
+            asked[f"{prefix}stop.metric"] = stop.metric
     # A run without a term of the default's name is no mistake, even where the default is written
     # out, as in a resolved config. A metric that stops a stage must be measured.
-    if config.eval.metric != EvalConfig().metric:
-        asked.append(("eval.metric", config.eval.metric))
-    for name, prefix in loaded.stage_prefixes():
-        stop = config.stage_config(name).stop
-        if stop is not None:
-            asked.append((f"{prefix}stop.metric", stop.metric))
-    for key, metric in asked:
-        if metric not in measured:
+    is_default = config.eval.metric == EvalConfig().metric
+    for key, metric in asked.items():
+        if metric not in measured and not (key == "eval.metric" and is_default):
             yield ConfigError(
                 f"{key} is {metric!r}, which no reward term measures",
                 where=loaded.where(key),
@@ -315,11 +288,8 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
 def _stops_are_measured(loaded: LoadedConfig) -> Problems:
     """Checks that stages which stop at a metric have held-out data and terms that score it."""
     config = loaded.config
-    missing = [
-        key
-        for key, value in (("data.eval", config.data.eval), ("rewards.terms", config.rewards.terms))
-        if not value
-    ]
+    needed = {"data.eval": config.data.eval, "rewards.terms": config.rewards.terms}
+    missing = [key for key, value in needed.items() if not value]
     for name, prefix in loaded.stage_prefixes():
         if missing and config.stage_config(name).stop is not None:
             yield ConfigError(

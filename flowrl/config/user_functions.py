@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -59,7 +60,7 @@ class Parameters:
 
 def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
     """Yields the problems of the reward function `FILE.py:NAME`."""
-    path, name = _split(target)
+    path, _, name = target.rpartition(":")
     definition = yield from _definition_in_file(target, "reward", "function", where)
     if isinstance(definition, ast.AsyncFunctionDef):
         yield ConfigError(
@@ -74,7 +75,7 @@ def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
 
 def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
     """Yields the problems of the environment `FILE.py:NAME`."""
-    path, _ = _split(target)
+    path = target.rpartition(":")[0]
     definition = yield from _definition_in_file(target, "environment", "class", where)
     if not isinstance(definition, ast.ClassDef) or definition.decorator_list:
         return
@@ -95,12 +96,8 @@ def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
 
 def reward_parameters(target: str) -> Parameters | None:
     """Returns the parameters of a reward function; None where its text does not show them."""
-    definition = _definition_of(target)
-    return (
-        _parameters(definition)
-        if isinstance(definition, Function) and not definition.decorator_list
-        else None
-    )
+    own = _definition_of(target)
+    return _parameters(own) if isinstance(own, Function) and not own.decorator_list else None
 
 
 def environment_parameters(target: str, method: str) -> Parameters | None:
@@ -113,47 +110,46 @@ def environment_parameters(target: str, method: str) -> Parameters | None:
 def _definition_in_file(
     target: str, kind: str, what: str, where: str
 ) -> Generator[ConfigError, None, ast.stmt | None]:
-    """Yields the problems of finding the definition of a target, and returns the definition."""
-    path, name = _split(target)
-    module = _parsed(path, kind, where)
-    if isinstance(module, ConfigError):
-        yield module
-        return None
-    definition = _definition(module, name)
-    if definition is None and _knows_its_names(module):
-        yield _missing(path, what, name, _names(module), where)
-    return definition
-
-
-def _split(target: str) -> tuple[Path, str]:
-    file, _, name = target.rpartition(":")
-    return Path(file), name
-
-
-def _definition_of(target: str) -> ast.stmt | None:
-    path, name = _split(target)
-    module = _parsed(path, "", "")
-    return None if isinstance(module, ConfigError) else _definition(module, name)
-
-
-def _parsed(path: Path, kind: str, where: str) -> ast.Module | ConfigError:
+    """Yields the problem of finding the definition of a target, and returns the definition."""
+    path, _, name = target.rpartition(":")
     try:
-        return ast.parse(path.read_bytes(), filename=str(path))
+        module = ast.parse(Path(path).read_bytes(), filename=path)
     except SyntaxError as reason:
-        line = f"{path}:{reason.lineno}" if reason.lineno else str(path)
-        found = (reason.text or "").strip()
-        return ConfigError(
+        line = f"{path}:{reason.lineno}" if reason.lineno else path
+        text = (reason.text or "").strip()
+        yield ConfigError(
             f"the {kind} file is no Python: {reason.msg} ({line})",
             where=where,
-            found=repr(found) if found else None,
+            found=repr(text) if text else None,
             hint=f"correct the file at {line}",
         )
+        return None
     except (OSError, ValueError) as reason:
-        return ConfigError(
+        yield ConfigError(
             f"the {kind} file cannot be read: {reason}",
             where=where,
             hint="give a Python file that may be read",
         )
+        return None
+    definition = _definition(module, name)
+    if definition is None and _shows_its_names(module):
+        defined = [s.name for s in module.body if isinstance(s, Function | ast.ClassDef)]
+        own = [each for each in defined if not each.startswith("_")]
+        several = "classes" if what == "class" else f"{what}s"
+        yield ConfigError(
+            f"{path} has no {what} {name!r}",
+            where=where,
+            found=f"{several} {listing(own)}" if own else "a file that defines none",
+            hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
+        )
+    return definition
+
+
+def _definition_of(target: str) -> ast.stmt | None:
+    path, _, name = target.rpartition(":")
+    with suppress(OSError, SyntaxError, ValueError):
+        return _definition(ast.parse(Path(path).read_bytes()), name)
+    return None
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -184,30 +180,17 @@ def _definition(module: ast.Module, name: str) -> ast.stmt | None:
     return statements[-1] if statements else None
 
 
-def _names(module: ast.Module) -> list[str]:
-    defined = [s.name for s in module.body if isinstance(s, Function | ast.ClassDef)]
-    return [name for name in defined if not name.startswith("_")]
-
-
-def _knows_its_names(module: ast.Module) -> bool:
+def _shows_its_names(module: ast.Module) -> bool:
     """True if the text of the module shows all names that it defines."""
-    star = any(
-        isinstance(s, ast.ImportFrom) and any(a.name == "*" for a in s.names)
-        for s in _statements(module.body)
-    )
-    calls = (node.func for node in ast.walk(module) if isinstance(node, ast.Call))
-    made = any(isinstance(f, ast.Name) and f.id in ("globals", "setattr", "exec") for f in calls)
-    return not star and not made
-
-
-def _missing(path: Path, what: str, name: str, own: list[str], where: str) -> ConfigError:
-    several = "classes" if what == "class" else f"{what}s"
-    return ConfigError(
-        f"{path} has no {what} {name!r}",
-        where=where,
-        found=f"{several} {listing(own)}" if own else "a file that defines none",
-        hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
-    )
+    for node in ast.walk(module):
+        match node:
+            case ast.ImportFrom(names=[ast.alias(name="*")]):
+                return False
+            case ast.Call(func=ast.Name(id="globals" | "setattr" | "exec")):
+                return False
+            case _:
+                pass
+    return True
 
 
 def _methods(made: ast.ClassDef) -> dict[str, Function]:
