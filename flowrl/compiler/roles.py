@@ -13,7 +13,7 @@ from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
-from flowrl.passes.context import sampling_node
+from flowrl.graph.sample_sets import sampling_node
 from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel

@@ -13,11 +13,11 @@ from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.cost.demand import phase_of
 from flowrl.graph import Node, Op
 from flowrl.graph.ir import called
+from flowrl.graph.sample_sets import sampling_node
 from flowrl.passes.context import (
     changed_options,
     includes_truncation,
     neutral_options,
-    sampling_node,
 )
 from flowrl.passes.settle_truncation import treats_as_untruncated
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling

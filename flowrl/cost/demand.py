@@ -6,8 +6,7 @@ Upper bounds throughout: a filter may drop groups, and samples may end early; ne
 from __future__ import annotations
 
 from flowrl.cost.memory import Phase
-from flowrl.graph.ir import Graph, Node
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Node, Op
 from flowrl.specs import Sampling, SelectSpec
 
 __all__ = ["phase_of", "response_bound", "samples_per_prompt"]

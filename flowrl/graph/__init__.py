@@ -1,9 +1,21 @@
 """The graph: frozen data that says what a workflow does, its text and JSON forms, its verifier."""
 
-from flowrl.graph.ir import Attr, Edge, Graph, Node, format_attr, format_graph
+from flowrl.graph.ir import (
+    Attr,
+    DType,
+    Edge,
+    Field,
+    Graph,
+    Level,
+    Node,
+    Op,
+    SourceRef,
+    Unit,
+    format_attr,
+    format_graph,
+)
 from flowrl.graph.sample_sets import sample_sets
 from flowrl.graph.serialization import graph_from_json, graph_to_json, parse
-from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
 from flowrl.graph.verify import problems, verify
 
 __all__ = [

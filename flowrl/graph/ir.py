@@ -15,22 +15,29 @@ operations and order.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrl.errors import GraphError
-from flowrl.graph.types import Field, Level, Op, SourceRef, Unit
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec
 from flowrl.specs.base import format_scalar
 
 __all__ = [
-    "CARRIED",
     "Attr",
+    "DType",
     "Edge",
+    "Field",
     "Graph",
+    "Level",
     "Node",
+    "Op",
+    "SourceRef",
+    "Unit",
     "called",
     "format_attr",
     "format_graph",
@@ -39,9 +46,96 @@ __all__ = [
     "per",
 ]
 
-
 if TYPE_CHECKING:
     import networkx
+
+
+class Op(StrEnum):
+    """The operation of a node."""
+
+    SOURCE = "source"
+    GENERATE = "generate"
+    INTERACT = "interact"
+    SCORE = "score"
+    LOGPROBS = "logprobs"
+    VALUES = "values"
+    ADVANTAGE = "advantage"
+    FILTER = "filter"
+    SELECT = "select"
+    UPDATE = "update"
+    SYNC = "sync"
+    LOG = "log"
+    MAP = "map"
+
+
+class Unit(StrEnum):
+    """The unit for which a field holds one value.
+
+    A step has `prompts`; each is answered by a group; a group has samples; a sample has tokens.
+    `roles` is for the parameters of a model, of which a role has one set.
+    """
+
+    PROMPTS = "prompts"
+    GROUPS = "groups"
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+    ROLES = "roles"
+
+
+class DType(StrEnum):
+    """The type of a field's values; `model` is the role's parameter type."""
+
+    INT64 = "int64"
+    FLOAT32 = "float32"
+    BOOL = "bool"
+    MODEL = "model"
+
+
+class Level(StrEnum):
+    """The level of a compiled graph; each has a stricter specification than the one before.
+
+    - `traced`: what the program says; sizes, sampling and loss may still be left to the config.
+    - `lowered`: nothing is left open, weight sync is explicit, edges carry only what is read.
+    - `placed`: belongs to a plan that says where every node runs.
+    """
+
+    TRACED = "traced"
+    LOWERED = "lowered"
+    PLACED = "placed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRef:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """`file:line`; files below the current folder are named from there, for people to click."""
+        return f"{_shown(self.file)}:{self.line}"
+
+
+def _shown(path: str) -> str:
+    if not Path(path).is_absolute():
+        return path
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):
+        return path
+    return path if relative.startswith("..") else relative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A named array that a node produces: one value of `dtype` for each `unit`."""
+
+    name: str
+    dtype: DType
+    unit: Unit
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}/{self.unit}"
 
 
 Attr: TypeAlias = Scalar | Spec
@@ -74,20 +168,20 @@ class Node:
     source: SourceRef | None = None
 
     def attr(self, name: str) -> Attr:
-        """The value of attribute `name`; None where it is not there or not filled."""
+        """Returns the value of attribute `name`; None if it is missing or not filled."""
         return next((value for key, value in self.attrs if key == name), None)
 
     def with_attrs(self, **values: Attr) -> Node:
-        """The node with these attributes set; known ones keep their place, new ones come last."""
+        """Returns the node with attributes set: known ones keep their place, new ones are last."""
         known = [(key, values.pop(key, value)) for key, value in self.attrs]
         return replace(self, attrs=(*known, *values.items()))
 
     def without_attrs(self, *names: str) -> Node:
-        """The node without these attributes."""
+        """Returns the node without these attributes."""
         return replace(self, attrs=tuple(item for item in self.attrs if item[0] not in names))
 
     def output(self, name: str) -> Field | None:
-        """The output field of that name."""
+        """Returns the output field of that name."""
         return next((field for field in self.outputs if field.name == name), None)
 
 
@@ -121,8 +215,7 @@ class Graph:
     level: Level
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    # The same by id and by reader: a verifier that looks through all nodes for each would make
-    # compiling quadratic.
+    # Indices: a verifier that looked through all nodes for each would make compiling quadratic.
     _by_id: Mapping[str, Node] = field(init=False, repr=False, compare=False)
     _into: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
@@ -149,11 +242,11 @@ class Graph:
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
-        """The roles that the graph uses, in order of first use; a config gives each its backend."""
+        """The roles that the graph uses, in order of first use."""
         return tuple(dict.fromkeys(node.role for node in self.nodes if node.role is not None))
 
     def node(self, node_id: str) -> Node:
-        """The node of that id.
+        """Returns the node of that id.
 
         Raises:
             KeyError: no such node.
@@ -166,7 +259,7 @@ class Graph:
         return source.region is not None and source.region == target.region
 
     def of_op(self, *ops: Op) -> tuple[Node, ...]:
-        """The nodes of these operations, in order."""
+        """Returns the nodes of these operations, in order."""
         return tuple(node for node in self.nodes if node.op in ops)
 
     def in_edges(self, node_id: str) -> tuple[Edge, ...]:
@@ -174,20 +267,27 @@ class Graph:
         return self._into.get(node_id, ())
 
     def feeding(self, node_id: str, argument: str) -> Edge | None:
-        """The edge that feeds an argument; None where nothing does."""
+        """Returns the edge that feeds an argument; None if nothing does."""
         return next((e for e in self.in_edges(node_id) if e.argument == argument), None)
 
+    def generator_of(self, node: Node) -> Node | None:
+        """Returns the `generate` node that a node is, or with which it shares its region."""
+        if node.op is Op.GENERATE:
+            return node
+        generates = self.of_op(Op.GENERATE) if node.region is not None else ()
+        return next((g for g in generates if g.region == node.region), None)
+
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
-        """The graph with other nodes."""
+        """Returns the graph with other nodes."""
         return replace(self, nodes=tuple(nodes))
 
     def replacing(self, *nodes: Node) -> Graph:
-        """The graph with these nodes in the place of those with the same ids."""
+        """Returns the graph with these nodes in the place of those with the same ids."""
         by_id = {node.id: node for node in nodes}
         return self.with_nodes(by_id.get(node.id, node) for node in self.nodes)
 
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
-        """A networkx graph: nodes by id with `node=`, edges keyed by argument with `edge=`."""
+        """Returns a networkx graph: nodes by id with `node=`, edges by argument with `edge=`."""
         import networkx
 
         result: networkx.MultiDiGraph[str] = networkx.MultiDiGraph(
@@ -200,31 +300,18 @@ class Graph:
         return result
 
 
-if TYPE_CHECKING:
-    from flowrl.graph.ir import Attr, Graph
-
-
-CARRIED = " next step"
-
-
 def format_attr(value: Attr) -> str:
-    """The text of an attribute; a specification is written as `family:kind(field=value, ...)`."""
+    """Returns the text of an attribute; that of a spec is `family:kind(field=value, ...)`."""
     return f"{value.family}:{value}" if isinstance(value, Spec) else _format_scalar(value)
 
 
 def _format_scalar(value: Scalar) -> str:
-    """Strings are JSON strings, so that no value can break a line."""
+    # Strings are JSON strings, so that no value can break a line.
     return json.dumps(value) if isinstance(value, str) else format_scalar(value)
 
 
-def _format_file(name: str) -> str:
-    """Returns a plain name unchanged, and any other as a JSON string."""
-    plain = name.isprintable() and name.strip() == name and name and not name.startswith('"')
-    return name if plain else json.dumps(name)
-
-
-def format_graph(graph: Graph, *, sources: bool = False) -> str:
-    """Returns the canonical text of a graph; with `sources`, each node's file and line too.
+def format_graph(graph: Graph) -> str:
+    """Returns the canonical text of a graph, without the lines of the user's program.
 
         graph grpo traced
 
@@ -238,9 +325,8 @@ def format_graph(graph: Graph, *, sources: bool = False) -> str:
           attr sampling = null
           out tokens: int64/tokens
 
-    `parse(format_graph(g, sources=True)) == g` for every graph. Without sources (the default, so
-    that golden files do not hold paths) everything else is equal. A carried edge ends in
-    ` next step`; a node of a region names it: `game.interact = interact by game in interact`.
+    `parse(format_graph(g)) == g` for every graph whose nodes have no `source`. A carried edge ends
+    in ` next step`; a node of a region names it: `game.interact = interact by game in interact`.
     """
     blocks = [f"graph {graph.name} {graph.level}"]
     for node in graph.nodes:
@@ -249,12 +335,10 @@ def format_graph(graph: Graph, *, sources: bool = False) -> str:
             head += f" by {node.role}"
         if node.region is not None:
             head += f" in {node.region}"
-        if sources and node.source is not None:
-            head += f" @ {_format_file(node.source.file)}:{node.source.line}"
         lines = [head]
         for edge in graph.in_edges(node.id):
             fields = ", ".join(edge.fields)
-            carried = CARRIED if edge.carried else ""
+            carried = " next step" if edge.carried else ""
             lines.append(f"  in {edge.argument} = {edge.src}{{{fields}}}{carried}")
         lines += [f"  attr {name} = {format_attr(value)}" for name, value in node.attrs]
         lines += [f"  out {field}" for field in node.outputs]
@@ -264,28 +348,20 @@ def format_graph(graph: Graph, *, sources: bool = False) -> str:
 
 # Wording of errors about a node.
 
-_PER = {
-    Unit.PROMPTS: "per prompt",
-    Unit.GROUPS: "per group",
-    Unit.SAMPLES: "per sample",
-    Unit.TOKENS: "per token",
-    Unit.ROLES: "per role",
-}
-
 
 def node_error(node: Node, what: str, **more: str | None) -> GraphError:
-    """An error at the line that made the node."""
+    """Returns an error at the line that made the node."""
     where = str(node.source) if node.source is not None else f"node {node.id}"
     return GraphError(what, where=where, **more)
 
 
 def per(field: Field) -> str:
-    """`per token`, `per sample`."""
-    return _PER[field.unit]
+    """Returns `per token` for a field of tokens."""
+    return f"per {field.unit.removesuffix('s')}"
 
 
 def names_of(fields: Sequence[Field]) -> str:
-    """Field names for messages."""
+    """Returns the names of fields for messages."""
     return ", ".join(field.name for field in fields) or "nothing"
 
 

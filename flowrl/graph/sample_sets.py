@@ -1,6 +1,6 @@
-"""Sets of samples: which samples each node speaks of, and which may meet at one node.
+"""Sets of samples: the samples to which each node refers, and those that may meet at one node.
 
-A filter and a selection make a smaller set of another. Arguments of one node speak of the same
+A filter and a selection make a smaller set of another. Arguments of one node refer to the same
 set, but for two: a baseline has one score a prompt, and a map may compare what two policies made of
 the same prompts.
 """
@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Edge, Graph, Node, node_error
-from flowrl.graph.types import Level, Op, Unit
+from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.specs import FilterSpec, SelectSpec
 
-__all__ = ["check_sample_sets", "group_size", "sample_sets"]
+__all__ = ["check_sample_sets", "sample_sets", "sampling_node"]
 
-_DRAWS = (Op.GENERATE, Op.INTERACT)
-_MAKES = (Op.SOURCE, *_DRAWS, Op.FILTER, Op.SELECT)
+_ROLLOUTS = (Op.GENERATE, Op.INTERACT)
+_MAKES = (Op.SOURCE, *_ROLLOUTS, Op.FILTER, Op.SELECT)
 
 
 def sample_sets(graph: Graph) -> dict[str, str]:
-    """For each node, the node that made the set of samples (or prompts) that it speaks of.
+    """Returns for each node the node that made the set of samples (or prompts) it refers to.
 
-    A node of a region speaks of the samples of its `interact`.
+    A node of a region refers to the samples of its `interact`.
     """
     made: dict[str, str] = {}
     episodes = {node.region: node.id for node in graph.of_op(Op.INTERACT)}
@@ -36,8 +35,17 @@ def sample_sets(graph: Graph) -> dict[str, str]:
     return made
 
 
+def sampling_node(graph: Graph, node: Node) -> Node | None:
+    """Returns the `generate` node of the samples that a node reads; None if no role made them."""
+    while (edge := graph.feeding(node.id, "rollout")) is not None:
+        node = graph.node(edge.src)
+        if node.op in _ROLLOUTS:
+            return graph.generator_of(node)
+    return None
+
+
 def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
-    """Arguments of one node that speak of samples which do not belong together."""
+    """Yields errors of nodes whose arguments refer to samples that do not belong together."""
     made = sample_sets(graph)
     for node in graph.nodes:
         edges = [e for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)]
@@ -54,14 +62,14 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
                     node,
                     f"{node.id} gets '{edges[0].argument}' for the samples of '{first.id}', "
                     f"but '{edge.argument}' for the samples of '{other.id}'",
-                    hint=_way_out(graph, node, first, other),
+                    hint=_suggestion(graph, node, first, other),
                 )
 
 
-def _way_out(graph: Graph, node: Node, first: Node, other: Node) -> str:
+def _suggestion(graph: Graph, node: Node, first: Node, other: Node) -> str:
     smaller = next((n for n in (first, other) if n.op in (Op.FILTER, Op.SELECT)), None)
     if smaller is None and node.op is Op.MAP:
-        sizes = " and ".join(str(group_size(graph, n) or "the config's") for n in (first, other))
+        sizes = " and ".join(str(_group_size(graph, n) or "the config's") for n in (first, other))
         return f"rollouts of the same prompts with as large groups can be compared; here {sizes}"
     if smaller is None or _origin(graph, first) != _origin(graph, other):
         return f"pass what was made of the samples of '{first.id}' throughout"
@@ -75,14 +83,14 @@ def _way_out(graph: Graph, node: Node, first: Node, other: Node) -> str:
 
 
 def _origin(graph: Graph, maker: Node, of: tuple[Op, ...] = (Op.FILTER, Op.SELECT)) -> Node:
-    """The set that a set is a smaller one of: the rollout or the data, at the end."""
+    """Returns the rollout or the data of which a set is a part."""
     while maker.op in of and (edge := graph.feeding(maker.id, "rollout")) is not None:
         maker = graph.node(edge.src)
     return maker
 
 
 def _prompts(graph: Graph, maker: Node) -> str | None:
-    """The prompts that a set's samples answer; None for data that nobody drew."""
+    """Returns the prompts that the samples of a set answer; None for data."""
     edge = graph.feeding(_origin(graph, maker).id, "prompts")
     return None if edge is None else edge.src
 
@@ -93,7 +101,7 @@ def _prompts(graph: Graph, maker: Node) -> str | None:
 def _check_baseline(
     graph: Graph, node: Node, scores: Edge, baseline: Edge, made: dict[str, str]
 ) -> Iterator[GraphError]:
-    """One score for each prompt that has samples, and not of those samples themselves."""
+    """Checks for one score for each prompt that has samples, not of those samples themselves."""
     learned, lone = graph.node(made[scores.src]), graph.node(made[baseline.src])
     wrong = None
     if baseline.src == scores.src:
@@ -108,7 +116,7 @@ def _check_baseline(
             f"needs a baseline for every prompt, but '{baseline.src}' lacks those that a filter "
             "took out"
         )
-    elif (size := _scores_a_prompt(graph, lone)) not in (1, None):
+    elif (size := _group_size(graph, lone)) not in (1, None):
         wrong = f"needs one baseline a prompt, but '{baseline.src}' has {size} ('{lone.id}')"
     if wrong is not None:
         yield node_error(
@@ -119,23 +127,16 @@ def _check_baseline(
         )
 
 
-def _scores_a_prompt(graph: Graph, maker: Node) -> object:
-    """Samples of a set for each prompt; None where the config says it."""
-    if maker.op is Op.SELECT:
-        return getattr(maker.attr("spec"), "k", 2)
-    return group_size(graph, maker)
-
-
 # Two rollouts side by side.
 
 
 def _are_side_by_side(graph: Graph, first: Node, other: Node) -> bool:
     """True if sample k of a prompt's group has a counterpart in the other rollout."""
-    if first.op not in _DRAWS or other.op not in _DRAWS:
+    if first.op not in _ROLLOUTS or other.op not in _ROLLOUTS:
         return False
     if _prompts(graph, first) is None or _prompts(graph, first) != _prompts(graph, other):
         return False
-    sizes = {group_size(graph, side) for side in (first, other)}
+    sizes = {_group_size(graph, side) for side in (first, other)}
     if graph.level is Level.TRACED:
         sizes.discard(None)  # the config may make them equal; lowering asks again
     return len(sizes) <= 1
@@ -144,7 +145,7 @@ def _are_side_by_side(graph: Graph, first: Node, other: Node) -> bool:
 def _check_counterpart(
     graph: Graph, node: Node, edge: Edge, first: Node, other: Node
 ) -> Iterator[GraphError]:
-    """Samples have counterparts; their tokens have none, as lengths differ."""
+    """Checks that no tokens are compared: samples have counterparts, and lengths differ."""
     source = graph.node(edge.src)
     for name in edge.fields:
         field = source.output(name)
@@ -158,9 +159,9 @@ def _check_counterpart(
             )
 
 
-def group_size(graph: Graph, node: Node) -> object:
-    """Samples for each prompt of a `generate` or an `interact`; None where the config says it."""
-    if node.op is Op.INTERACT:
-        generators = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
-        return generators[0].attr("n") if generators else None
-    return node.attr("n")
+def _group_size(graph: Graph, maker: Node) -> object:
+    """Returns the samples of a set for each prompt; None if the config decides it."""
+    if maker.op is Op.SELECT:
+        return getattr(maker.attr("spec"), "k", 2)
+    generator = graph.generator_of(maker)
+    return None if generator is None else generator.attr("n")

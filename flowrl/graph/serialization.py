@@ -7,11 +7,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Attr, Edge, Graph, Node
-from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
+from flowrl.graph.ir import Attr, DType, Edge, Field, Graph, Level, Node, Op, SourceRef, Unit
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec, spec_from_json
 
@@ -28,10 +27,7 @@ __all__ = [
 _E = TypeVar("_E", Op, Unit, DType, Level)
 
 _HEAD = re.compile(r"graph (?P<name>.+) (?P<level>\w+)")
-_NODE = re.compile(
-    r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: in (?P<region>\S+))?"
-    r"(?: @ (?P<file>.+):(?P<line>\d+))?"
-)
+_NODE = re.compile(r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: in (?P<region>\S+))?")
 _IN = re.compile(r"in (?P<arg>\w+) = (?P<src>\S+)\{(?P<fields>[\w, ]*)\}(?P<carried> next step)?")
 _ATTR = re.compile(r"attr (?P<name>\w+) = (?P<value>.+)")
 _OUT = re.compile(r"out (?P<name>\w+): (?P<dtype>\w+)/(?P<unit>\w+)")
@@ -40,7 +36,7 @@ _SPEC_FIELD = re.compile(r'(?P<name>\w+)=(?P<value>"(?:[^"\\]|\\.)*"|[^,]+)(?:, 
 
 
 def parse(text: str) -> Graph:
-    """The graph that `format_graph` wrote.
+    """Returns the graph that `format_graph` wrote.
 
     Raises:
         GraphError: a line that is not of the form; `where` is its number.
@@ -65,26 +61,13 @@ def parse(text: str) -> Graph:
 def _parse_node(number: int, line: str) -> Node:
     found = _NODE.fullmatch(line)
     if found is None:
-        raise _bad(number, line, "NODE = OP [by ROLE] [in REGION] [@ FILE:LINE]")
-    source = None
-    if found["file"]:
-        source = SourceRef(file=_parse_file(number, found["file"]), line=int(found["line"]))
+        raise _bad(number, line, "NODE = OP [by ROLE] [in REGION]")
     return Node(
         id=NodeId(found["id"]),
         op=_member(number, Op, found["op"]),
         role=RoleName(found["role"]) if found["role"] else None,
         region=found["region"],
-        source=source,
     )
-
-
-def _parse_file(number: int, text: str) -> str:
-    if not text.startswith('"'):
-        return text
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        raise _bad(number, text, "a file's name, or a JSON string") from None
 
 
 def _parse_detail(number: int, line: str, node: Node, edges: list[Edge]) -> Node:
@@ -119,7 +102,7 @@ def _parse_detail(number: int, line: str, node: Node, edges: list[Edge]) -> Node
 
 
 def parse_attr(text: str) -> Attr:
-    """The attribute that `format_attr` wrote.
+    """Returns the attribute that `format_attr` wrote.
 
     Raises:
         ValueError, KeyError or TypeError: not an attribute.
@@ -169,7 +152,7 @@ Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Js
 
 
 def graph_to_json(graph: Graph) -> dict[str, Json]:
-    """The graph as JSON values, sources included; `graph_from_json` reads it back equal."""
+    """Returns the graph as JSON values, with sources; `graph_from_json` reads it back equal."""
     return {
         "version": GRAPH_VERSION,
         "name": graph.name,
@@ -220,21 +203,19 @@ def _scalar_to_json(value: Scalar) -> Json:
     return value
 
 
-def _attr_from_json(value: Json) -> Attr:
+def _scalar_from_json(value: Any) -> Any:
+    return float(value[_FLOAT]) if isinstance(value, Mapping) else value
+
+
+def _attr_from_json(value: Any) -> Any:
     if not isinstance(value, Mapping) or _FLOAT in value:
         return _scalar_from_json(value)
     fields = {name: _scalar_from_json(each) for name, each in value.items()}
-    return spec_from_json(str(fields.pop("family")), fields)
-
-
-def _scalar_from_json(value: Json) -> Scalar:
-    if isinstance(value, Mapping):
-        return float(str(value[_FLOAT]))
-    return cast(Scalar, value)
+    return spec_from_json(fields.pop("family"), fields)
 
 
 def graph_from_json(value: Mapping[str, Json]) -> Graph:
-    """The graph that `graph_to_json` wrote.
+    """Returns the graph that `graph_to_json` wrote.
 
     Raises:
         GraphError: another version, or a value that is not a graph.
@@ -252,41 +233,28 @@ def graph_from_json(value: Mapping[str, Json]) -> Graph:
         raise GraphError("not the JSON form of a graph", found=f"{error!r}") from error
 
 
-def _read_graph(value: Mapping[str, Json]) -> Graph:
-    nodes = cast(Sequence[Mapping[str, Json]], value["nodes"])
-    edges = cast(Sequence[Mapping[str, Json]], value["edges"])
+def _read_graph(value: Any) -> Graph:
+    edges = [{**edge, "fields": tuple(edge["fields"])} for edge in value["edges"]]
     return Graph(
-        name=str(value["name"]),
-        level=Level(str(value["level"])),
-        nodes=tuple(_read_node(node) for node in nodes),
-        edges=tuple(
-            Edge(
-                src=NodeId(str(edge["src"])),
-                dst=NodeId(str(edge["dst"])),
-                argument=str(edge["argument"]),
-                fields=tuple(cast(Sequence[str], edge["fields"])),
-                carried=bool(edge["carried"]),
-            )
-            for edge in edges
-        ),
+        name=value["name"],
+        level=Level(value["level"]),
+        nodes=tuple(_read_node(node) for node in value["nodes"]),
+        edges=tuple(Edge(**edge) for edge in edges),
     )
 
 
-def _read_node(node: Mapping[str, Json]) -> Node:
-    source = cast("Mapping[str, Json] | None", node["source"])
-    outputs = cast(Sequence[Mapping[str, str]], node["outputs"])
-    attrs = cast(Mapping[str, Json], node["attrs"])
+def _read_node(node: Any) -> Node:
+    outputs = [
+        Field(name=field["name"], dtype=DType(field["dtype"]), unit=Unit(field["unit"]))
+        for field in node["outputs"]
+    ]
     return Node(
-        id=NodeId(str(node["id"])),
-        op=Op(str(node["op"])),
-        role=None if node["role"] is None else RoleName(str(node["role"])),
-        inputs=tuple(cast(Sequence[str], node["inputs"])),
-        outputs=tuple(
-            Field(name=f["name"], dtype=DType(f["dtype"]), unit=Unit(f["unit"])) for f in outputs
-        ),
-        attrs=tuple((name, _attr_from_json(attr)) for name, attr in attrs.items()),
-        region=None if node["region"] is None else str(node["region"]),
-        source=None
-        if source is None
-        else SourceRef(file=str(source["file"]), line=int(cast(int, source["line"]))),
+        id=node["id"],
+        op=Op(node["op"]),
+        role=node["role"],
+        inputs=tuple(node["inputs"]),
+        outputs=tuple(outputs),
+        attrs=tuple((name, _attr_from_json(attr)) for name, attr in node["attrs"].items()),
+        region=node["region"],
+        source=None if node["source"] is None else SourceRef(**node["source"]),
     )

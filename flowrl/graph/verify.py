@@ -7,10 +7,11 @@ the line of the user's program that made the node.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions
-from flowrl.graph.ir import Edge, Graph, Node, called, names_of, node_error, per
+from flowrl.graph.ir import Edge, Graph, Level, Node, Op, called, names_of, node_error, per
 from flowrl.graph.sample_sets import check_sample_sets
 from flowrl.graph.signatures import (
     PREFERRED,
@@ -23,7 +24,6 @@ from flowrl.graph.signatures import (
     advantage_outputs,
     map_outputs,
 )
-from flowrl.graph.types import Level, Op
 from flowrl.ids import NodeId
 from flowrl.specs import AdvantageSpec, LossSpec, MapSpec, Spec
 from flowrl.specs.base import wrong_fields
@@ -115,47 +115,21 @@ def _check_edge(edge: Edge, by_id: dict[str, Node]) -> Iterator[GraphError]:
 
 
 def _check_order(graph: Graph, by_id: dict[str, Node]) -> Iterator[GraphError]:
-    cycle = _find_cycle(graph)
-    if cycle:
-        yield node_error(
-            by_id[cycle[0]], "the graph has a cycle", found=" -> ".join([*cycle, cycle[0]])
-        )
+    # Edges to the next step and those of a region may form cycles.
+    ordered = [edge for edge in graph.edges if not edge.carried and not graph.is_inner(edge)]
+    sorter = TopologicalSorter[NodeId]()
+    for edge in ordered:
+        sorter.add(edge.dst, edge.src)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = error.args[1]
+        yield node_error(by_id[cycle[0]], "the graph has a cycle", found=" -> ".join(cycle))
         return
     place = {node.id: i for i, node in enumerate(graph.nodes)}
-    for edge in graph.edges:
-        inner = edge.carried or graph.is_inner(edge)
-        if not inner and place[edge.src] > place[edge.dst]:
+    for edge in ordered:
+        if place[edge.src] > place[edge.dst]:
             yield node_error(by_id[edge.dst], f"{edge.dst} comes before {edge.src}, which it reads")
-
-
-def _find_cycle(graph: Graph) -> list[str]:
-    """Ids on a cycle of edges within a step and outside regions; empty where there is none."""
-    reads: dict[NodeId, list[NodeId]] = {
-        node.id: [e.src for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)]
-        for node in graph.nodes
-    }
-    readers: dict[NodeId, list[NodeId]] = {node_id: [] for node_id in reads}
-    for node_id, sources in reads.items():
-        for source in sources:
-            readers[source].append(node_id)
-    left = {node_id: len(sources) for node_id, sources in reads.items()}
-    ready = [node_id for node_id, count in left.items() if count == 0]
-    while ready:
-        done = ready.pop()
-        del left[done]
-        for node_id in readers[done]:
-            left[node_id] -= 1
-            if left[node_id] == 0:
-                ready.append(node_id)
-    if not left:
-        return []
-    # Every node that is left reads one that is left; walking back must meet itself.
-    path = [next(node.id for node in graph.nodes if node.id in left)]
-    while True:
-        before = next(src for src in reads[path[-1]] if src in left)
-        if before in path:
-            return [str(node_id) for node_id in reversed(path[path.index(before) :])]
-        path.append(next(node.id for node in graph.nodes if node.id == before))
 
 
 # A node against its signature.

@@ -1,4 +1,4 @@
-"""The input of the passes: settings of the configuration, decisions, and the source of samples."""
+"""The input of the passes: settings of the configuration, decisions, and sampling options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flowrl.cost import ModelShape, Workload
-from flowrl.graph import Graph, Node, Op
+from flowrl.graph import Node
 from flowrl.specs import AdvantageSpec, Grammar, GroupRelative, LossSpec, PolicyClip, Sampling
 from flowrl.specs.base import format_scalar
 
@@ -19,7 +19,6 @@ __all__ = [
     "changed_options",
     "includes_truncation",
     "neutral_options",
-    "sampling_node",
 ]
 
 
@@ -97,7 +96,7 @@ class Decision:
     rejected: tuple[tuple[str, str], ...] = ()
 
 
-# The source of the samples of a node, and its sampling options.
+# The sampling options of a node.
 
 _NEUTRAL: dict[str, float | int] = {
     "top_p": 1.0,
@@ -108,20 +107,6 @@ _NEUTRAL: dict[str, float | int] = {
 }
 """The neutral value of each option that changes the distribution that tokens are sampled from.
 Temperature is none of them: logprobs are of the temperature-scaled logits."""
-
-
-def sampling_node(graph: Graph, node: Node) -> Node | None:
-    """Returns the `generate` node of the samples that a node reads; None if no role made them."""
-    while True:
-        edge = graph.feeding(node.id, "rollout")
-        if edge is None:
-            return None
-        node = graph.node(edge.src)
-        if node.op is Op.GENERATE:
-            return node
-        if node.op is Op.INTERACT:
-            generators = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
-            return generators[0] if generators else None
 
 
 def changed_options(generate: Node) -> dict[str, str]:

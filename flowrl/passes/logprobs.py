@@ -13,6 +13,7 @@ from itertools import chain, count
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
 from flowrl.graph.ir import called, node_error
+from flowrl.graph.sample_sets import sampling_node
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.ids import NodeId
 from flowrl.passes.context import (
@@ -20,7 +21,6 @@ from flowrl.passes.context import (
     Decision,
     changed_options,
     includes_truncation,
-    sampling_node,
 )
 from flowrl.specs import LossSpec, OwnLoss
 from flowrl.specs import loss as losses

@@ -14,12 +14,12 @@ from typing import Literal
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
+from flowrl.graph.sample_sets import sampling_node
 from flowrl.passes.context import (
     Context,
     changed_options,
     includes_truncation,
     neutral_options,
-    sampling_node,
 )
 from flowrl.specs import LossSpec, Sampling
 

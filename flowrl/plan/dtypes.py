@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flowrl.cluster.pool import Device
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.request import PlanRequest, RoleRequest
 
 __all__ = ["check_trained_types", "role_dtype"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import (
     DeviceSummary,

@@ -29,8 +29,7 @@ from typing import Literal, TypeAlias
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import MemoryPart, Phase, format_bytes
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.schema import (
     Operation,

@@ -23,8 +23,7 @@ from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import Phase, format_bytes
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph, Node
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Node, Op
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import DeviceFit, DoesNotFit, Tenant, fit_device
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flowrl.cost.demand import phase_of, response_bound
-from flowrl.graph.ir import Graph, Node
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Node, Op
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import (

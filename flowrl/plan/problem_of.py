@@ -22,8 +22,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.source import Cost, LeastPasses
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.options import KindName
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind, Objective, Option, Problem, Sync

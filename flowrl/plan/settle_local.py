@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.local import local_choice, with_choice
 from flowrl.plan.schema import Operation, Placement, PlacementPlan
 

@@ -9,9 +9,8 @@ depend on which sample finished first.
 from __future__ import annotations
 
 from flowrl.cost.demand import phase_of
-from flowrl.graph.ir import Graph, Node
+from flowrl.graph.ir import Graph, Node, Op
 from flowrl.graph.sample_sets import sample_sets
-from flowrl.graph.types import Op
 from flowrl.ids import NodeId
 from flowrl.plan.schema import StartUnit
 from flowrl.specs import MapSpec

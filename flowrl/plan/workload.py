@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flowrl.cost.demand import phase_of, samples_per_prompt
 from flowrl.cost.memory import Phase, Workload
-from flowrl.graph.ir import Graph, Node
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Node, Op
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.specs import Sampling
 

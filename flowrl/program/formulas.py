@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import called, names_of
+from flowrl.graph.ir import Field, Op, Unit, called, names_of
 from flowrl.graph.signatures import (
     ADVANTAGE,
     PREFERRED,
@@ -31,7 +31,6 @@ from flowrl.graph.signatures import (
     advantage_outputs,
     map_outputs,
 )
-from flowrl.graph.types import Field, Op, Unit
 from flowrl.program.handles import (
     Advantages,
     Handle,

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from flowrl.errors import TraceError
+from flowrl.graph.ir import Field
 from flowrl.graph.signatures import PREFERRED, PROMPT, RESPONSE_MASK, TOKENS
-from flowrl.graph.types import Field
 from flowrl.ids import NodeId
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from flowrl.errors import ConfigError, TraceError
-from flowrl.graph.types import SourceRef
+from flowrl.graph.ir import SourceRef
 from flowrl.ids import RoleName
 from flowrl.program.handles import Examples, Handle, Pairs, Prompts
 from flowrl.program.policy import Policy

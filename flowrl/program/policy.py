@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Attr
+from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import (
     OBSERVATION,
     RESPONSE_MASK,
@@ -27,7 +27,6 @@ from flowrl.graph.signatures import (
     TURN,
     WEIGHTS,
 )
-from flowrl.graph.types import Op
 from flowrl.program.handles import (
     Advantages,
     Logprobs,

@@ -16,8 +16,8 @@ from inspect import isfunction
 from typing import ClassVar, TypeVar
 
 from flowrl.errors import TraceError
+from flowrl.graph.ir import Op
 from flowrl.graph.signatures import SIGNATURES
-from flowrl.graph.types import Op
 from flowrl.ids import RoleName
 from flowrl.program.handles import Handle, Mapped, Pairs, Returns, Samples, Scores, Values
 from flowrl.program.operation import (

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrl.graph.ir import Op
 from flowrl.graph.signatures import PREFERRED
-from flowrl.graph.types import Op
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Pairs, Rollout, Scores
 from flowrl.program.operation import operation

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, TracebackType
 
-from flowrl.graph.types import SourceRef
+from flowrl.graph.ir import SourceRef
 
 __all__ = [
     "DEBUG",

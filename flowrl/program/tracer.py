@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Attr, Edge, Graph, Node
+from flowrl.graph.ir import Attr, Edge, Field, Graph, Level, Node, Op, SourceRef
 from flowrl.graph.signatures import SIGNATURES
-from flowrl.graph.types import Field, Level, Op, SourceRef
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.source import user_line
 

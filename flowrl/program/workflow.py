@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import overload
 
 from flowrl.errors import FlowError, TraceError
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op, SourceRef
+from flowrl.graph.ir import Graph, Op, SourceRef
 from flowrl.graph.verify import verify
 from flowrl.program.operation import misused_specification
 from flowrl.program.parameters import (

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from flowrl.algo.maps import Array, MapBatch, MapResult
 from flowrl.algo.resolve import resolve_map
 from flowrl.errors import FlowError, TraceError
+from flowrl.graph.ir import DType, Field, Unit
 from flowrl.graph.signatures import (
     ADVANTAGE,
     LOGPROBS,
@@ -42,7 +43,6 @@ from flowrl.graph.signatures import (
     TURN,
     VALUES,
 )
-from flowrl.graph.types import DType, Field, Unit
 from flowrl.specs.maps import MapSpec, UserMap, split_key
 from flowrl.testing.failed_checks import failed_checks
 

@@ -7,12 +7,12 @@ import pytest
 import flowrl as fl
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node
+from flowrl.graph.sample_sets import sampling_node
 from flowrl.passes import Context, run_passes
 from flowrl.passes.context import (
     changed_options,
     includes_truncation,
     neutral_options,
-    sampling_node,
 )
 from flowrl.specs import Sampling
 

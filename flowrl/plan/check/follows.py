@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.cost.layout import ONE_DEVICE
 from flowrl.errors import PlanError
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Op
 from flowrl.plan.check.numbers import PRICE_ANEW
 from flowrl.plan.names import device_names
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Op
 from flowrl.plan.check.numbers import PRICE_ANEW
 from flowrl.plan.local import (
     ENGINE_PROCESSES,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Op
 from flowrl.plan.check.follows import check_follows
 from flowrl.plan.check.local import check_local
 from flowrl.plan.check.numbers import PRICE_ANEW

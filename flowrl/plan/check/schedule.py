@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Op
 from flowrl.plan.check.numbers import UNDO
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Op
 from flowrl.wording import counted
 
 if TYPE_CHECKING:

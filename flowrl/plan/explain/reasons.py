@@ -12,8 +12,7 @@ from dataclasses import replace
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.cost.role_memory import role_memory
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.explain.ahead import ahead_notes
 from flowrl.plan.explain.beside import Cause, Lost, faster_ones, lost

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from flowrl.cost.memory import format_bytes
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Op
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import field_text

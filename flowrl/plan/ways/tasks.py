@@ -24,8 +24,7 @@ from flowrl.cost.episodes import Episodes
 from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph, Node
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Node, Op
 from flowrl.ids import NodeId
 from flowrl.plan.options import ENGINES, TRAINERS, EnvironmentRequest, Library
 from flowrl.plan.request import PlanRequest, RoleRequest

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.layout import ONE_DEVICE
-from flowrl.graph.ir import Graph
-from flowrl.graph.types import Op
+from flowrl.graph.ir import Graph, Op
 from flowrl.plan.assign import (
     Bar,
     bars,
