@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from flowrl.config.tree import Node, Origin, Scalar
 from flowrl.errors import ConfigError
@@ -349,21 +351,13 @@ def _key(node: yaml.Node, place: Origin) -> str:
 
 
 def _scalar(node: yaml.Node, place: Origin) -> Scalar:
-    match node.tag.removeprefix("tag:yaml.org,2002:"):
-        case "null":
-            return None
-        case "bool":
-            return str(node.value).lower() == "true"
-        case "int":
-            return int(node.value)
-        case "float":
-            return float(node.value.replace(".inf", "inf").replace(".nan", "nan"))
-        case "str":
-            return str(node.value)
-        case _:
-            raise ConfigError(
-                f"the tag {node.tag} is not read",
-                where=str(place),
-                expected="plain values",
-                hint="leave the tag out",
-            )
+    with suppress(yaml.YAMLError, ValueError):
+        value = SafeConstructor().construct_object(node)
+        if value is None or isinstance(value, str | int | float):
+            return value
+    raise ConfigError(
+        f"the tag {node.tag} is not read",
+        where=str(place),
+        expected="plain values",
+        hint="leave the tag out",
+    )

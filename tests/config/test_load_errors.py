@@ -177,6 +177,7 @@ def test_what_is_no_override_is_refused(good: Path, override: str) -> None:
         ("? [a]\n: x\n", [":9", "a key must be text", "a list"]),
         ("<<: {seed: 1}\n", [":9", "merge keys", "extends"]),
         ("seed: !!python/object:os.system 1\n", [":9", "tag"]),
+        ("seed: !!int one\n", [":9", "the tag tag:yaml.org,2002:int is not read"]),
         ("args: &a {x: *a}\n", [":9", "an anchor refers to itself"]),
         ("---\nseed: 1\n", ["not YAML"]),
         ("extends: 3\n", [":9 (extends)", "path of one file"]),
