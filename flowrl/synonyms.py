@@ -1,4 +1,8 @@
-"""Names that other trainers and vendors have for the keys and values of a configuration."""
+"""Names that papers, other libraries and vendors have for what flowrl has under another name.
+
+The topics are modules of programs (`fl.loss`), the arguments of a function (`generate()`), and the
+keys and the values of a configuration (`key`, `value`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,148 @@ from collections.abc import Mapping
 __all__ = ["SYNONYMS", "meanings"]
 
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
+    "fl": {
+        "fl.Policy": (
+            "actor agent generator lm llm model policymodel ref reference referencepolicy student "
+            "teacher"
+        ),
+        # fl.data is a package of flowrl.
+        "fl.Prompts (or fl.Examples, fl.Pairs)": "dataset",
+        "fl.Examples": "demonstrations",
+        "fl.Environment": "env",
+        "fl.workflow": "flow",
+        "fl.Reward": "grader judge scorer rewardfn rewardfunction verifier",
+        "fl.Pairs": "preferences",
+        "fl.Prompts": "problems questions tasks",
+        "fl.Rollout": "responses",
+        "fl.RewardModel": "rm",
+        "fl.run": "train",
+        "fl.Critic": "valuemodel value",
+        # Families of functions.
+        "fl.advantage": "advantages",
+        "fl.filter": "filters",
+        "fl.loss": "losses",
+        # Operations of roles.
+        "actor.generate(prompts), an operation of a role": "generate sample",
+        "reward.score(rollout), an operation of a role": "score",
+        "reference.logprobs(rollout), an operation of a role": "logprobs",
+        "critic.values(rollout), an operation of a role": "values",
+        "actor.update(rollout, rewards), an operation of a role": "update",
+        "reference.sync(actor), an operation of a role": "sync",
+    },
+    "fl.loss": {
+        "fl.loss.cross_entropy()": "bc ce nll sft",
+        "fl.loss.policy_clip(0.2)": "clip grpo policyloss ppo ppoclip",
+        "fl.loss.policy_clip(0.2, 0.28)": "cliphigher dapo",
+        'fl.loss.policy_clip(0.2, aggregation="constant")': "drgrpo",
+        "fl.loss.mask_outside(...), as correction= of a loss": "icepop",
+        "fl.loss.truncate(2.0), as correction= of a loss": "importancesampling tis",
+        'fl.loss.dpo(0.1, form="ipo")': "ipo",
+        "kl=fl.kl.k3(0.001) of the update": "kl",
+        "fl.loss.value_clip(0.2)": "mse valueloss",
+        "fl.loss.reinforce()": "pg policygradient vanilla",
+        "fl.loss.bradley_terry()": "ranking rewardmodel rm",
+    },
+    "fl.kl": {
+        "fl.kl.kl_abs(...)": "abs",
+        "fl.kl.k3(coefficient, target=...)": "adaptive",
+        "fl.kl.full(...)": "exact",
+        "fl.kl.k1(...)": "kl",
+        "fl.kl.k3(...)": "lowvar lowvarkl",
+        "fl.kl.k2(...)": "mse",
+    },
+    "fl.advantage": {
+        'fl.advantage.group_relative(scores, std="none")': "drgrpo",
+        "fl.advantage.normalise_then_sum(...)": "gdpo",
+        "fl.advantage.group_in_group(...)": "gigpo",
+        "fl.advantage.group_relative(scores)": "grpo groupnorm",
+        "fl.advantage.max_rl(scores)": "maxrl",
+        "fl.advantage.distill(...)": "opd",
+        "fl.advantage.length_weighted(scores, rollout)": "opo",
+        "fl.advantage.optimal_token_baseline(scores, rollout, policy=...)": "otb",
+        "fl.advantage.gae(scores, values, rollout)": "ppo",
+        "fl.advantage.reinforce_pp(scores, rollout)": "reinforce reinforceplusplus",
+        "fl.advantage.leave_one_out(scores)": "rloo",
+    },
+    "fl.filter": {
+        "fl.filter.difficulty(...)": "curriculum solverate",
+        "fl.filter.zero_variance(rollout, scores)": "dapo dynamic dynamicsampling zerostd",
+        "fl.select.threshold(rollout, scores, at_least=...)": "threshold",
+    },
+    "fl.select": {
+        "fl.select.threshold(rollout, scores, at_least=...)": (
+            "above atleast correct raft rejection rejectionsampling"
+        ),
+        "fl.select.top(rollout, scores, k=1)": "best bestofn",
+        "fl.select.best_and_worst(rollout, scores)": "pairs preferences",
+    },
+    "fl.shaping": {
+        "fl.shaping.cosine_length(...)": "cosine",
+        "fl.shaping.soft_overlong(...)": "overlong",
+    },
+    "fl.grammar": {"fl.grammar.json_schema(...)": "json schema"},
+    "Sampling() generate() interact()": {
+        "temperature": "t temp",
+        "temperature=0, which takes the likeliest token": "dosample greedy",
+        "max_tokens": (
+            "maxlength maxnewtokens maxcompletionlength maxresponselength maxgenerationlength"
+        ),
+        "seed=... in the config": "seed",
+    },
+    "Sampling() generate()": {"min_tokens": "minlength minnewtokens"},
+    "generate() interact()": {
+        "n": "numgenerations numreturnsequences numsamples groupsize rollouts samples",
+        'grammar=fl.grammar.regex("...")': "regex guidedregex",
+        "grammar=fl.grammar.json_schema({...})": "json schema jsonschema",
+    },
+    "interact()": {"environment": "env", "max_turns": "turns"},
+    "update()": {
+        "advantages": "adv weights",
+        "kl=fl.kl.k3(0.001)": "beta klcoef klcoefficient",
+        "loss=fl.loss.policy_clip(0.2)": "clip epsilon cliprange",
+        "old": "oldlogprobs logprobs behaviour",
+        "reference": "ref reflogprobs referencelogprobs",
+        "rewards": "score scores reward",
+        "train.mini_batches in the config": "epochs minibatches steps",
+        "train.optimizer.learning_rate in the config, or roles.NAME.optimizer for one role": (
+            "lr learningrate"
+        ),
+    },
+    "sync()": {"every": "interval steps frequency period"},
+    "weighted_sum()": {
+        "each weight next to its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))": (
+            "weight weights coefficients"
+        ),
+    },
+    "difficulty()": {
+        "high": "max upper atmost below maximum",
+        "low": "min lower atleast above minimum",
+    },
+    "zero_variance()": {"tolerance": "eps epsilon threshold tol"},
+    "group_relative()": {
+        "eps": "epsilon delta",
+        "std": "normalise normalize scale scalerewards",
+    },
+    "gae()": {
+        "gamma": "discount discountfactor",
+        "lam": "lambda lamda lmbda lambd gaelambda",
+    },
+    "soft_overlong()": {
+        "buffer": "cache bufferlen margin",
+        "factor": "penalty weight",
+        "max_tokens": "maxlength maxresponselength maxlen",
+    },
+    "top() random()": {"k": "n num number count"},
+    "policy_clip() gspo() luspo() gmpo()": {
+        "aggregation": "lossaggmode losstype reduction",
+        "clip_high": "epshigh epsilonhigh clipratiohigh",
+        "clip_low": "clip cliprange clipratio epsclip eps epsilon epslow epsilonlow clipratiolow",
+        "entropy": "entropycoef entropycoefficient entropycoeff",
+        "kl=fl.kl.k3(0.001) of the update": "beta kl klcoef klcoefficient",
+    },
+    "value_clip()": {"clip": "epsilon eps cliprange cliprangevalue"},
+    "k1() k2() k3() kl_abs() full()": {"coefficient": "beta coef klcoef weight"},
+    "dpo()": {"beta": "coefficient tau"},
     "key": {
         "train.optimizer.learning_rate": "lr actorlr stepsize",
         "train.prompts_per_step (prompts; each has train.group_size samples)": (
@@ -77,14 +223,15 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "auto, which gives hybrid plans where they are the best": "hybrid",
     },
 }
-"""Names here, and other names for them as their lower-case letters and digits, by topic."""
+"""By topic and by name here, other names for it as their lower-case letters and digits."""
 
 
 def meanings(topic: str, name: str) -> list[str]:
-    """Returns what a name of another library is called here; nothing for an unknown name.
+    """Returns what another library's name is called here; nothing for an unknown name.
 
-    >>> meanings("value", "InfiniBand")
-    ['network']
+    >>> meanings("value", "InfiniBand"), meanings("interact()", "max_new_tokens")
+    (['network'], ['max_tokens'])
     """
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    return [meant for meant, names in SYNONYMS[topic].items() if plain in names.split()]
+    tables = (table for topics, table in SYNONYMS.items() if topic in topics.split())
+    return [meant for table in tables for meant, names in table.items() if plain in names.split()]

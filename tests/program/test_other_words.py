@@ -10,7 +10,8 @@ import pytest
 import flowrl as fl
 from flowrl.errors import TraceError
 from flowrl.program.registry import load_workflow
-from flowrl.specs.names import _ARGUMENT_SYNONYMS, arguments_of
+from flowrl.specs.names import arguments_of
+from flowrl.synonyms import SYNONYMS
 from flowrl.wording import nearest
 
 Use = Callable[..., Any]
@@ -157,16 +158,13 @@ def test_a_parameter_without_annotation_is_told_the_one_that_its_name_calls_for(
 
 
 def test_every_argument_that_is_offered_for_a_foreign_one_is_one_of_the_function():
-    functions: dict[str, Use] = {"Sampling": fl.Sampling, "weighted_sum": fl.weighted_sum}
-    for owner in (fl.Policy, fl.loss, fl.kl, fl.filter, fl.select, fl.advantage, fl.shaping, fl):
-        for name in _ARGUMENT_SYNONYMS:
-            if name not in functions and hasattr(owner, name):
-                functions[name] = getattr(owner, name)
-    for name, others in _ARGUMENT_SYNONYMS.items():
-        names = arguments_of(functions[name])
-        assert not set(others) & set(names)
-        plain = {meant for meant in others.values() if meant.isidentifier()}
-        assert plain <= set(names), name
+    owners = (fl, fl.Policy, fl.loss, fl.kl, fl.filter, fl.select, fl.advantage, fl.shaping)
+    for topics, others in SYNONYMS.items():
+        for function in topics.replace("()", "").split() if "()" in topics else ():
+            owner = next(owner for owner in owners if hasattr(owner, function))
+            names = arguments_of(getattr(owner, function))
+            assert not {*" ".join(others.values()).split()} & {*names}
+            assert {meant for meant in others if meant.isidentifier()} <= {*names}, function
 
 
 @pytest.mark.parametrize(
