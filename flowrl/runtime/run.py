@@ -47,12 +47,11 @@ from flowrl.runtime.checkpoint.store import (
     CheckpointStore,
     Position,
 )
-from flowrl.runtime.driver.run_summary import RunTotals, ended_at
+from flowrl.runtime.driver.run_summary import RunTotals, StepWarnings, ended_at
 from flowrl.runtime.driver.sources import BatchNotFilled
 from flowrl.runtime.driver.stage import Stage
 from flowrl.runtime.driver.step_report import StepResult
-from flowrl.runtime.driver.step_warnings import StepWarnings
-from flowrl.runtime.driver.watchdog import Watchdog
+from flowrl.runtime.driver.threads import Watchdog
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs

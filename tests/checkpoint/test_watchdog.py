@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.runtime.driver.watchdog import Watchdog
+from flowrl.runtime.driver.threads import Watchdog
 
 
 class Clock:

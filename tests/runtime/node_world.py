@@ -16,8 +16,7 @@ from flowrl.passes import Context, run_passes
 from flowrl.program import Workflow
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.sample_set import SampleSet
+from flowrl.runtime.driver.payloads import Payload, SampleSet
 from flowrl.specs import Sampling
 
 MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]

@@ -19,7 +19,7 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
-from flowrl.runtime.setup.seeds import derive_seed
+from flowrl.runtime.setup.policies import derive_seed
 from tests.runtime.episode_worlds import (
     ALPHABET,
     STOP,

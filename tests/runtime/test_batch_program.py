@@ -18,7 +18,7 @@ from flowrl.program import Workflow
 from flowrl.runtime.driver.batch_nodes import turns_of
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.filters import group_sizes
-from flowrl.runtime.driver.sample_set import SampleSet, StepBatch
+from flowrl.runtime.driver.payloads import SampleSet, StepBatch
 from flowrl.specs import Sampling
 from tests.runtime.many_programs import greedy_baseline
 from tests.runtime.node_world import MASK, Worker, lowered, program_of, samples

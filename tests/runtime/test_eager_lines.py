@@ -16,7 +16,8 @@ import yaml
 import flowrl as fl
 from flowrl.observe.display import PlainDisplay
 from flowrl.program.values import SamplesValue
-from flowrl.runtime.driver.rollout_driver import RolloutDriver, Seconds
+from flowrl.runtime.driver.collected_batch import Seconds
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.eager.rollout import TwoPhaseDriver
 from flowrl_backends.torch.trainer import TorchTrainer
 from tests.runtime import eager_programs

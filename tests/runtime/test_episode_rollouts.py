@@ -15,8 +15,9 @@ from flowrl.data import Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import EngineId, RoleName, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import PayloadStore
-from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.specs import Sampling

@@ -15,7 +15,7 @@ from flowrl.backend.protocols import GenerateBackend, Progress
 from flowrl.data import Tokenizer
 from flowrl.ids import SampleId
 from flowrl.runtime.environments.transcript import FinishedEpisode
-from flowrl.runtime.setup.seeds import derive_seed
+from flowrl.runtime.setup.policies import derive_seed
 from flowrl.specs import FinishReason, Sampling
 from tests.runtime.episode_worlds import (
     STOP,

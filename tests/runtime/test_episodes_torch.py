@@ -25,11 +25,12 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.model_folder import prepare_model_folder
 from flowrl.ids import EngineId, RoleName, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
-from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
-from flowrl.runtime.setup.seeds import derive_seed
+from flowrl.runtime.setup.policies import derive_seed
 from flowrl.specs import AdamW, Sampling
 from flowrl_backends.environment import plugin as environments
 from flowrl_backends.torch import plugin as torch_plugin

@@ -72,7 +72,7 @@ def test_a_pair_becomes_a_group_of_two_samples_the_preferred_one_first(tmp_path)
     assert texts == expected[items[0].index] + expected[items[1].index]
     end = prepared_inputs.models[ACTOR].tokenizer.end_id
     assert all(payload.tokens[-1] == end for _, payload in rows)
-    assert pairs.of(items[0]).rejected is rows[1][1].tokens
+    assert pairs.of(items[0])[1] is rows[1][1].tokens
 
 
 def test_sums_come_with_wrong_ones(tmp_path):

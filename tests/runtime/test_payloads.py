@@ -16,7 +16,7 @@ from flowrl.runtime.driver.batch_nodes import split_groups
 from flowrl.runtime.driver.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.runtime.scoring.pool import FailureKind
-from flowrl.runtime.setup.seeds import derive_seed
+from flowrl.runtime.setup.policies import derive_seed
 from flowrl.specs import FinishReason
 
 A, B = group_id(0, 3), group_id(1, 5)

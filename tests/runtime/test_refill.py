@@ -15,8 +15,9 @@ from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import read_json_lines
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
-from flowrl.runtime.driver.sample_set import GroupRows
+from flowrl.runtime.driver.collected_batch import FailureBudget
+from flowrl.runtime.driver.payloads import GroupRows
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import PromptSupply
 from tests.runtime.test_resume import resumed
 from tests.runtime.test_rollouts import Engine, World, by_member, driver_of, prompts

@@ -16,8 +16,9 @@ from flowrl.errors import RewardError, SchedulerError
 from flowrl.ids import EngineId, RoleName, SampleId, group_id
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.policies import Retries
-from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
-from flowrl.runtime.driver.sample_set import GroupRows
+from flowrl.runtime.driver.collected_batch import FailureBudget
+from flowrl.runtime.driver.payloads import GroupRows
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.scoring.pool import FailureKind, ScoreFailure
 from flowrl.specs import FinishReason, Sampling
 

@@ -8,8 +8,8 @@ import pytest
 
 from flowrl.ids import GroupId, RoleName, SampleId
 from flowrl.runtime.setup import rollouts
+from flowrl.runtime.setup.policies import derive_seed
 from flowrl.runtime.setup.rollouts import DriverMaker, RolloutSpec, open_environment
-from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.specs import Sampling
 
 

@@ -12,11 +12,10 @@ from flowrl.errors import CheckpointError, SchedulerError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
 from flowrl.runtime.driver.asynchronous_stage import checked_ages
+from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import GroupJudge, group_judge
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import CollectedBatch
-from flowrl.runtime.driver.sample_set import GroupRows, StepBatch, receive_rollout
+from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
 from flowrl.runtime.driver.stage import drop_without_counterpart, joined_rollouts, part_of
 from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.specs import FinishReason

@@ -9,7 +9,7 @@ from flowrl.ids import RoleName
 from flowrl.observe.run_text import step_line
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout
+from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport
 from tests.runtime.episode_worlds import tokenizer_in
 from tests.runtime.node_world import Worker, lowered, program_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flowrl.observe.rows import StepMetrics
-from flowrl.runtime.driver.step_warnings import IDLE_STEPS, StepWarnings
+from flowrl.runtime.driver.run_summary import IDLE_STEPS, StepWarnings
 
 
 def told(*steps: StepMetrics) -> list[str]:

@@ -27,7 +27,7 @@ from flowrl.rollout.policies import (
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
-from flowrl.runtime.driver.sample_set import GroupRows
+from flowrl.runtime.driver.payloads import GroupRows
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.specs import Sampling

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from safetensors.numpy import load_file
 
 import flowrl as fl
+from flowrl import api
 from flowrl.cluster.discover import discover
 from flowrl.cluster.pool import ResourcePool
 from flowrl.files import read_json_lines
@@ -251,3 +253,22 @@ def _without(path: Path, *keys: str) -> list[dict[str, object]]:
         {key: value for key, value in row.items() if key not in keys}
         for row in read_json_lines(path)
     ]
+
+
+def resumed(
+    run: Path,
+    *overrides: str,
+    display: WatchedDisplay | None = None,
+    accept_changes: bool = False,
+) -> api.RunResult:
+    compiled = api.compile(None, run / "config.yaml", overrides=overrides)
+    shown = display or WatchedDisplay()
+    return api.resume(compiled, run, display=shown, accept_changes=accept_changes)
+
+
+def stopped(runs: Path, ctrl_c: CtrlC, **changes: Any) -> Path:
+    """The folder of a tiny run that Ctrl-C has ended."""
+    config = {**tiny_config(runs), **changes}
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, config, display=ctrl_c)
+    return runs / "tiny"

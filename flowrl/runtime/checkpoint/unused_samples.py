@@ -25,8 +25,7 @@ from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.driver.collected_batch import CollectedBatch
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.sample_set import Array
+from flowrl.runtime.driver.payloads import Array, Payload
 from flowrl.specs import FinishReason
 
 __all__ = ["UNUSED", "UnusedSamples", "read_unused", "write_unused"]

@@ -27,7 +27,7 @@ from flowrl.ids import EngineId, GroupId
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import RolloutPart
-from flowrl.runtime.driver.sample_set import receive_rollout
+from flowrl.runtime.driver.payloads import receive_rollout
 from flowrl.runtime.driver.sources import Source
 from flowrl.runtime.driver.stage import OpenRollout, Stage, delivered_groups
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult

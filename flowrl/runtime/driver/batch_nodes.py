@@ -25,7 +25,7 @@ from flowrl.graph import Edge, Graph, Node, Unit
 from flowrl.ids import NodeId
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.sample_set import Array, SampleSet, StepBatch
+from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch
 from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec, MaxRL
 from flowrl.specs.maps import OwnMap, split_key
 

@@ -37,7 +37,7 @@ from flowrl.runtime.driver.batch_nodes import (
 )
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, is_rule_score, role_of
-from flowrl.runtime.driver.sample_set import StepBatch, scores_by
+from flowrl.runtime.driver.payloads import StepBatch, scores_by
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
 

@@ -11,8 +11,7 @@ from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.data import PromptItem
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.sample_set import GroupRows
+from flowrl.runtime.driver.payloads import GroupRows, Payload
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import FinishReason

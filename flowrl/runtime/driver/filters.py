@@ -24,7 +24,7 @@ from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import NodeId
 from flowrl.runtime.driver.batch_nodes import NodeInputs
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of, score_source
-from flowrl.runtime.driver.sample_set import (
+from flowrl.runtime.driver.payloads import (
     GroupRows,
     SampleSet,
     StepBatch,

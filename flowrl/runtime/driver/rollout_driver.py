@@ -73,13 +73,10 @@ from flowrl.runtime.driver.collected_batch import (
     FailureBudget,
     Scorers,
     Seconds,
-    merged_terms,
-    score_request,
 )
 from flowrl.runtime.driver.filters import GroupJudge
-from flowrl.runtime.driver.payloads import Payload, PayloadStore
+from flowrl.runtime.driver.payloads import GroupRows, Payload, PayloadStore
 from flowrl.runtime.driver.sample_outcomes import SampleOutcomes, ScorerResults
-from flowrl.runtime.driver.sample_set import GroupRows
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import EpisodeFailure
@@ -90,13 +87,7 @@ from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [
     "POLL_S",
-    "CollectedBatch",
-    "FailureBudget",
     "RolloutDriver",
-    "Scorers",
-    "Seconds",
-    "merged_terms",
-    "score_request",
 ]
 
 
@@ -260,26 +251,34 @@ class RolloutDriver:
 
     def _run(self, done: Callable[[], bool], seconds: Seconds) -> None:
         """Polls engines and scorers until `done`."""
-        last_move = self._clock()
-        while not done():
+
+        def look() -> int:
             if self._stop():
                 raise KeyboardInterrupt
-            progressed = self._round(seconds)
-            now = self._clock()
-            if progressed:
-                last_move = now
+            return self._round(seconds)
+
+        self._wait_for(done, look)
+
+    def _wait_for(self, done: Callable[[], bool], look: Callable[[], int]) -> None:
+        """Calls `look`, which returns how much moved, until `done`."""
+        last_move = self._clock()
+        while not done():
+            if look():
+                last_move = self._clock()
                 self._beat()
-            elif now - last_move > self._stall_timeout_s:
-                raise SchedulerError(
-                    f"nothing moved for {self._stall_timeout_s:g} s",
-                    found=self.describe(),
-                    hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
-                )
+            elif self._clock() - last_move > self._stall_timeout_s:
+                raise self._stalled()
+
+    def _stalled(self) -> SchedulerError:
+        return SchedulerError(
+            f"nothing moved for {self._stall_timeout_s:g} s",
+            found=self.describe(),
+            hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
+        )
 
     def _round(self, seconds: Seconds) -> int:
         """Looks once after everyone; what moved."""
-        progressed = self._report_time() + self._restart_engines() + self._poll_engines(seconds)
-        progressed += self._report_silence()
+        progressed = self._look_after_engines(seconds)
         idle = not any(self._running.values())
         progressed += self._poll_scoring(seconds, wait=idle)
         if idle and self._short and not self._results.due:
@@ -292,6 +291,11 @@ class RolloutDriver:
             elif self._wake_s is not None and not self._results.due:
                 wait_for_any((), min(POLL_S, self._seconds_to_wake()))
         return progressed
+
+    def _look_after_engines(self, seconds: Seconds) -> int:
+        """Wakes the scheduler, restarts engines and takes their outputs; returns what moved."""
+        progressed = self._report_time() + self._restart_engines() + self._poll_engines(seconds)
+        return progressed + self._report_silence()
 
     def _report_time(self) -> int:
         """Steps the scheduler at the time that it wants to be woken at."""

@@ -20,8 +20,7 @@ from flowrl.data import Prompt, PromptCursor, PromptItem, PromptMixture, PromptS
 from flowrl.errors import DataError
 from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import GroupId, NodeId, sample_id
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.sample_set import StepBatch, sample_set
+from flowrl.runtime.driver.payloads import Payload, StepBatch, sample_set
 from flowrl.wording import percent
 
 __all__ = ["BatchNotFilled", "PromptSupply", "Responses", "Source"]

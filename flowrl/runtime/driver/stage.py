@@ -25,10 +25,10 @@ from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.runtime.checkpoint.journal import RolloutJournal
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import CollectedBatch, FailureBudget, RolloutDriver
-from flowrl.runtime.driver.sample_set import GroupRows, StepBatch, receive_rollout
+from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import Source
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet

@@ -20,6 +20,7 @@ from flowrl.graph import Node, Op, format_attr
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
 from flowrl.observe.rows import SampleRow, StepMetrics
+from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import kept_groups
 from flowrl.runtime.driver.graph_parts import (
     GraphParts,
@@ -28,9 +29,7 @@ from flowrl.runtime.driver.graph_parts import (
     role_of,
     score_source,
 )
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import CollectedBatch
-from flowrl.runtime.driver.sample_set import StepBatch
+from flowrl.runtime.driver.payloads import Payload, StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 

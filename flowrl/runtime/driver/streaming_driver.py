@@ -13,11 +13,9 @@ it empty.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId
 from flowrl.rollout import BatchAsked, Deliver, EngineContinueAsked, EnginePauseAsked
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
@@ -96,8 +94,7 @@ class StreamingDriver(RolloutDriver):
             FlowError: what `RolloutDriver.collect` raises.
         """
         spent, began, waited_s = self._spent, self._clock(), self._spent.generate
-        progressed = self._report_time() + self._restart_engines() + self._poll_engines(spent)
-        progressed += self._report_silence()
+        progressed = self._look_after_engines(spent)
         # Episodes are polled with patience: that waits, for engine and environment, and is no work.
         waited_s = spent.generate - waited_s
         self._spent.drive += max(0.0, self._clock() - began - waited_s)
@@ -111,11 +108,7 @@ class StreamingDriver(RolloutDriver):
             self._progressed = now
             self._beat()
         elif self._asked is not None and self._idle_s(now) > self._stall_timeout_s:
-            raise SchedulerError(
-                f"nothing moved for {self._stall_timeout_s:g} s",
-                found=self.describe(),
-                hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
-            )
+            raise self._stalled()
         elif not self._engine_failures.broken:
             self._wait(wake)
         return progressed
@@ -195,26 +188,14 @@ class StreamingDriver(RolloutDriver):
         for engine in self._engines:
             self._emit(EnginePauseAsked(**self._stamp(), engine=engine, running="abort"))
         try:
-            self._wait_for(lambda: not any(self._running.values()), self._look_after_engines)
+            self._wait_for(lambda: not any(self._running.values()), self._wait_for_engines)
             return self.scheduler.to_json(), self.unused()
         finally:
             for engine in self._engines:
                 self._emit(EngineContinueAsked(**self._stamp(), engine=engine))
 
-    def _look_after_engines(self) -> int:
-        progressed = self._report_time() + self._restart_engines() + self._poll_engines(self._spent)
-        progressed += self._report_silence()
+    def _wait_for_engines(self) -> int:
+        progressed = self._look_after_engines(self._spent)
         if not progressed and not self._engine_failures.broken:
             wait_for_any(self._waitable_engines(), POLL_S)
         return progressed
-
-    def _wait_for(self, done: Callable[[], bool], look: Callable[[], int]) -> None:
-        last = self._clock()
-        while not done():
-            if look():
-                last = self._clock()
-                self._beat()
-            elif self._clock() - last > self._stall_timeout_s:
-                raise SchedulerError(
-                    f"nothing moved for {self._stall_timeout_s:g} s", found=self.describe()
-                )

@@ -32,25 +32,25 @@ from flowrl.ids import GroupId, NodeId, RoleName, SampleId, sample_id
 from flowrl.rollout import BatchAsked, Score
 from flowrl.runtime.driver.batch_nodes import NodeInputs
 from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset, rows_kept
-from flowrl.runtime.driver.graph_parts import role_of, score_source
-from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import (
+from flowrl.runtime.driver.collected_batch import (
     CollectedBatch,
     FailureBudget,
-    RolloutDriver,
     Scorers,
     Seconds,
     score_request,
 )
-from flowrl.runtime.driver.sample_set import (
+from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset, rows_kept
+from flowrl.runtime.driver.graph_parts import role_of, score_source
+from flowrl.runtime.driver.payloads import (
     GroupRows,
+    Payload,
     SampleSet,
     StepBatch,
     fill_fields,
     sample_set,
     scores_by,
 )
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.stage import OpenRollout
 from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.scoring.in_process import InlineScorer

@@ -21,8 +21,8 @@ from flowrl.ids import NodeId
 from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.program.tracer import Tracer
 from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import FailureBudget
 from flowrl.runtime.driver.sources import Source
 from flowrl.runtime.driver.stage import OpenRollout, Stage
 from flowrl.runtime.driver.step_report import StepReport, StepResult

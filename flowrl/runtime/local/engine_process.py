@@ -25,7 +25,7 @@ from typing import cast
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
-from flowrl.runtime.local.engine_messages import (
+from flowrl.runtime.local.engine_worker import (
     PackedEnds,
     PackedProgress,
     pack_requests,

@@ -6,6 +6,19 @@ of sending: so aborts and new weights reach the engine between decode steps, and
 sent after new weights is sampled from them.
 
 Everything that engine or plug-in print goes to standard error: standard output is the command's.
+
+Messages are framed by `flowrl.runtime.local.processes`. Requests and ends cross as plain tuples and
+whole arrays of many samples, because hundreds of them cross at once and each object costs
+microseconds.
+
+    client -> engine    ("open", plugin, PolicyContext, core or None), once
+                        ("submit", [request, ...])   ("abort", (sample, ...))
+                        ("publish", version, folder or None)
+                        ("sleep",)  ("wake",)
+    engine -> client    ("ready",) or ("broken", FlowError), once
+                        ("outputs", ends, progress, busy_s)
+                        ("published", version)
+                        ("raised", FlowError), or ("died", text), and then nothing more
 """
 
 from __future__ import annotations
@@ -18,18 +31,23 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeAlias, cast
 
-from flowrl.backend.protocols import Finished, GenerateBackend, PolicyContext, Progress
+import numpy as np
+
+from flowrl.backend.batch import Floats, Ints, KeptTokens
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateBackend,
+    GenerateRequest,
+    PolicyContext,
+    Progress,
+)
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.local.engine_messages import (
-    RequestFields,
-    pack_ends,
-    pack_progress,
-    unpack_requests,
-)
 from flowrl.runtime.local.processes import (
     FrameReader,
     Message,
@@ -40,9 +58,20 @@ from flowrl.runtime.local.processes import (
     pack,
     received,
 )
-from flowrl.specs import Sampling
+from flowrl.specs import FinishReason, Sampling
 
-__all__ = ["main"]
+__all__ = [
+    "PackedEnds",
+    "PackedProgress",
+    "RequestFields",
+    "main",
+    "pack_ends",
+    "pack_progress",
+    "pack_requests",
+    "unpack_ends",
+    "unpack_progress",
+    "unpack_requests",
+]
 
 
 # How long a poll may decode before the socket is looked at again.
@@ -50,6 +79,100 @@ _POLL_S = 0.02
 # Progress of running requests is reported no more often: there may be thousands of them.
 _PROGRESS_S = 0.25
 _MAX_TEXT = 300
+
+RequestFields: TypeAlias = tuple[Any, ...]
+"""The fields of a `GenerateRequest` in their order."""
+
+PackedEnds: TypeAlias = tuple[
+    tuple[str, ...],
+    tuple[int, ...],
+    tuple[str, ...],
+    tuple[int, ...],
+    Ints,
+    Floats,
+    tuple[tuple[tuple[int, int], ...], ...],
+    tuple[KeptTokens | None, ...],
+]
+"""Samples, attempts, reasons, numbers of tokens; tokens and logprobs of all; versions, kept."""
+
+PackedProgress: TypeAlias = tuple[tuple[str, int, int], ...]
+
+_NO_INTS: Ints = np.zeros(0, np.int64)
+
+
+_REQUEST = tuple(field.name for field in fields(GenerateRequest))
+_request_fields = attrgetter(*_REQUEST)
+
+
+def pack_requests(requests: Sequence[GenerateRequest]) -> list[RequestFields]:
+    """Requests as they cross. Objects that they share stay shared within one message."""
+    return list(map(_request_fields, requests))
+
+
+def unpack_requests(
+    packed: Sequence[RequestFields], samplings: dict[Sampling, Sampling]
+) -> list[GenerateRequest]:
+    """Unpacks the requests of `pack_requests`.
+
+    Args:
+        samplings: Options seen before, by themselves. Equal ones become one object again, by which
+            engines see that rows have the same options.
+    """
+    requests = []
+    for values in packed:
+        named = dict(zip(_REQUEST, values, strict=True))
+        named["sampling"] = samplings.setdefault(named["sampling"], named["sampling"])
+        requests.append(GenerateRequest(**named))
+    return requests
+
+
+def pack_ends(ends: Sequence[Finished]) -> PackedEnds:
+    """Ends as they cross: two arrays for the tokens and logprobs of all of them."""
+    return (
+        tuple(end.sample for end in ends),
+        tuple(end.attempt for end in ends),
+        tuple(end.reason.value for end in ends),
+        tuple(len(end.tokens) for end in ends),
+        np.concatenate([_NO_INTS, *(end.tokens for end in ends)]),
+        np.concatenate([np.zeros(0, np.float32), *(end.logprobs for end in ends)]),
+        tuple(end.versions for end in ends),
+        tuple(end.kept for end in ends),
+    )
+
+
+def unpack_ends(packed: PackedEnds) -> list[Finished]:
+    """Unpacks the ends of `pack_ends`."""
+    samples, attempts, reasons, counts, tokens, logprobs, versions, kept = packed
+    ends, begin = [], 0
+    for i, sample in enumerate(samples):
+        end = begin + counts[i]
+        ends.append(
+            Finished(
+                sample=SampleId(sample),
+                attempt=attempts[i],
+                reason=FinishReason(reasons[i]),
+                # Copies, so that one sample does not hold those of all others in memory.
+                tokens=tokens[begin:end].copy(),
+                logprobs=logprobs[begin:end].copy(),
+                versions=versions[i],
+                kept=kept[i],
+            )
+        )
+        begin = end
+    return ends
+
+
+def pack_progress(progress: Sequence[Progress]) -> PackedProgress:
+    """Progress as it crosses."""
+    return tuple((p.sample, p.attempt, p.num_tokens) for p in progress)
+
+
+def unpack_progress(packed: PackedProgress) -> list[Progress]:
+    """Unpacks the progress of `pack_progress`."""
+    return [
+        Progress(sample=SampleId(sample), attempt=attempt, num_tokens=num_tokens)
+        for sample, attempt, num_tokens in packed
+    ]
 
 
 class _Worker:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.compiler import CompiledStage, sampling_of
+from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptItem, fingerprint
 from flowrl.errors import CheckpointError, RewardError
@@ -24,8 +24,9 @@ from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.store import Checkpoint
+from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
-from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.run_summary import evaluation_metrics
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.threads import RolloutThread
@@ -34,11 +35,9 @@ from flowrl.runtime.setup.rollouts import (
     DriverMaker,
     RolloutSpec,
     rollout_spec,
-    sampling_of_rollout,
 )
 from flowrl.runtime.setup.stage import StageMaker
 from flowrl.runtime.setup.user_inputs import RunInputs
-from flowrl.specs import Sampling
 
 __all__ = ["OpenRun"]
 
@@ -277,7 +276,9 @@ class OpenRun:
         if self._use.policy is None:
             return None
         temperature = self._config.eval.temperature
-        sampling = replace(self._evaluated_sampling(), temperature=temperature, logprobs="model")
+        sampling = replace(
+            self._inputs.evaluated_sampling(), temperature=temperature, logprobs="model"
+        )
         if not rollouts:
             return RolloutSpec(
                 role=self._use.policy, sampling=sampling, group_size=1, purpose="eval"
@@ -288,13 +289,6 @@ class OpenRun:
     def _held_out(self, num: int | None) -> tuple[PromptItem, ...]:
         everything = self._prepared_inputs.held_out
         return everything[: num or self._config.eval.num or len(everything)]
-
-    def _evaluated_sampling(self) -> Sampling:
-        """Returns the sampling of the policy's last rollout, or of the last stage's settings."""
-        rollouts = self._rollouts_of_policy()
-        if rollouts:
-            return sampling_of_rollout(rollouts[-1][1])
-        return sampling_of(self._stages[-1].config)
 
     # Checkpoints
 

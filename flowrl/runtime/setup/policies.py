@@ -6,8 +6,7 @@ Three kinds of roles have a model:
 - a copy that some stage trains (a critic that begins as the policy): copied when the first stage
   that uses it begins; from then on it lasts like the others;
 - a copy that no stage trains (a reference): copied at the beginning of every stage that uses it,
-and
-  closed with the stage.
+  and closed with the stage.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 from flowrl.backend.protocols import PolicyContext
@@ -32,11 +32,13 @@ from flowrl.runtime.checkpoint.store import Checkpoint
 from flowrl.runtime.driver.graph_parts import RoleUse, refreshed_roles, role_of
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.prepared_inputs import RoleModel
-from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.runtime.workers import PolicyWorker, open_policy
 from flowrl.specs import AdamW
 
-__all__ = ["OpenPolicies"]
+__all__ = [
+    "OpenPolicies",
+    "derive_seed",
+]
 
 
 class OpenPolicies:
@@ -272,3 +274,14 @@ class OpenPolicies:
             worker.publish(version, self._folder / "sync" / role)
         # The next publication gets the number that it would have got without the stop.
         worker.stale = role in stale
+
+
+def derive_seed(seed: int, *names: str) -> int:
+    """Returns a 63-bit seed for `names`, e.g. `derive_seed(0, "rollout", "grpo", "0/17/3")`.
+
+    Everything random in a run is seeded so, from the run's seed and logical names alone. Nothing
+    depends on the wall clock, on arrival order or on how many numbers were generated before, so a
+    sample has the same tokens in a resumed run, on another engine and in another batch.
+    """
+    text = "\x1f".join((str(seed), *names))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,11 +30,9 @@ from flowrl.ids import RoleName
 from flowrl.wording import counted
 
 __all__ = [
-    "PairTokens",
-    "Pairs",
     "PreparedInputs",
     "RoleModel",
-    "Solutions",
+    "RowResponses",
     "prepare_inputs",
     "require_context_length",
 ]
@@ -50,68 +47,41 @@ class RoleModel:
     tokenizer: Tokenizer
 
 
-class Solutions:
-    """The tokens of the responses that supervised stages learn from, by row index."""
+class RowResponses:
+    """The tokens of the responses that come with data rows, by row index.
 
-    def __init__(self, prompts: PromptSet, tokenizer: Tokenizer) -> None:
-        self._tokens = {
-            prompt.row.index: _encode(prompt, prompt.row.solution, tokenizer)
-            for prompt in prompts.prompts
-        }
+    A supervised stage learns from one response a row, a preference stage from a pair, the preferred
+    one first; the responses of a row are the samples of its group.
 
-    def of(self, item: PromptItem) -> Ints:
-        """Returns int64 `[R]`, the solution of an item's row and the end token."""
-        return self._tokens[item.index]
-
-    def longest(self, prompt: Prompt) -> int:
-        """Tokens of the longest response to a prompt."""
-        return len(self._tokens[prompt.row.index])
-
-
-class PairTokens(NamedTuple):
-    """The two responses of a pair, each int64 `[R]` with the end token; the preferred one first."""
-
-    preferred: Ints
-    rejected: Ints
-
-
-class Pairs:
-    """The tokens of the pairs that preference stages learn from, by row index.
-
-    A pair is a group of two samples, the preferred one first:
-
-        >>> rows = [                                              # doctest: +SKIP
-        ...     (sample_id(item.group, member), Payload(item=item, tokens=tokens))
-        ...     for item in items
-        ...     for member, tokens in enumerate(pairs.of(item))
-        ... ]
-        >>> batch = sequence_batch(rows, [p.item.group for _, p in rows])  # doctest: +SKIP
+    Args:
+        pairs: Takes the rejected response of each row too.
 
     Raises:
         DataError: A row without a rejected response, or a response that the tokenizer cannot take,
             with the row's file and line.
     """
 
-    def __init__(self, prompts: PromptSet, tokenizer: Tokenizer) -> None:
-        self._tokens: dict[int, PairTokens] = {}
+    def __init__(self, prompts: PromptSet, tokenizer: Tokenizer, *, pairs: bool) -> None:
+        self.pairs = pairs
+        self._tokens: dict[int, tuple[Ints, ...]] = {}
         for prompt in prompts.prompts:
-            row = prompt.row
-            if row.rejected is None:
-                raise DataError(
-                    "the row has no rejected response, and a stage learns from pairs",
-                    where=row.where,
-                    hint="set data.rejected to a template of the row's fields",
-                )
-            self._tokens[row.index] = PairTokens(
-                _encode(prompt, row.solution, tokenizer), _encode(prompt, row.rejected, tokenizer)
-            )
+            row, texts = prompt.row, [prompt.row.solution]
+            if pairs:
+                if row.rejected is None:
+                    raise DataError(
+                        "the row has no rejected response, and a stage learns from pairs",
+                        where=row.where,
+                        hint="set data.rejected to a template of the row's fields",
+                    )
+                texts.append(row.rejected)
+            self._tokens[row.index] = tuple(_encode(prompt, text, tokenizer) for text in texts)
 
-    def of(self, item: PromptItem) -> PairTokens:
-        """Returns the responses of an item's row."""
+    def of(self, item: PromptItem) -> tuple[Ints, ...]:
+        """Returns the responses of an item's row, each int64 `[R]` with the end token."""
         return self._tokens[item.index]
 
     def longest(self, prompt: Prompt) -> int:
-        """Tokens of the longer response to a prompt."""
+        """Tokens of the longest response to a prompt."""
         return max(map(len, self._tokens[prompt.row.index]))
 
 
@@ -146,9 +116,9 @@ class PreparedInputs:
 
     train: PromptSet
     examples: PromptSet
-    solutions: Solutions | None
+    solutions: RowResponses | None
     pair_prompts: PromptSet
-    pairs: Pairs | None
+    pairs: RowResponses | None
     held_out: tuple[PromptItem, ...]
     models: Mapping[RoleName, RoleModel]
     notes: tuple[str, ...]
@@ -191,11 +161,11 @@ def prepare_inputs(
     train = _encoded(rows, tokenizer, config.data, needs, notes)
     examples, solutions = train, None
     if supervised:
-        solutions = Solutions(train, tokenizer)
+        solutions = RowResponses(train, tokenizer, pairs=False)
         examples = _fitting(train, solutions, max_length, notes)
     pair_prompts, pairs = train, None
     if needs.rejected:
-        pairs = Pairs(train, tokenizer)
+        pairs = RowResponses(train, tokenizer, pairs=True)
         pair_prompts = _fitting(train, pairs, max_length, notes)
     held_out: tuple[PromptItem, ...] = ()
     if config.data.eval is not None:
@@ -277,12 +247,12 @@ def _role_model(config: RunConfig, folder: Path, role: RoleName, rows: Rows) -> 
 
 
 def _fitting(
-    prompts: PromptSet, responses: Solutions | Pairs, max_length: int, notes: list[str]
+    prompts: PromptSet, responses: RowResponses, max_length: int, notes: list[str]
 ) -> PromptSet:
     """Returns the prompts whose responses fit after them; notes how many do not."""
     what, both = (
         ("pair", "prompt and the longer response")
-        if isinstance(responses, Pairs)
+        if responses.pairs
         else ("example", "prompt and solution")
     )
     lengths = np.array([len(p.prompt_ids) + responses.longest(p) for p in prompts.prompts])

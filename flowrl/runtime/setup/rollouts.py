@@ -25,10 +25,11 @@ from flowrl.rollout import Event, RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, read_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers
 from flowrl.runtime.driver.filters import GroupJudge, RunNode, group_judge
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, is_rule_score, role_of
 from flowrl.runtime.driver.payloads import PayloadStore
-from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver, Scorers
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import PromptSupply, Source
 from flowrl.runtime.driver.stage import OpenRollout, part_of
 from flowrl.runtime.driver.step_report import reported_score
@@ -36,9 +37,8 @@ from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.setup.policies import OpenPolicies
+from flowrl.runtime.setup.policies import OpenPolicies, derive_seed
 from flowrl.runtime.setup.scorers import OpenScorers
-from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.runtime.workers import Residency, require
 from flowrl.specs import AdvantageSpec, FilterSpec, Grammar, Sampling
 
@@ -347,19 +347,21 @@ class RolloutMaker:
         self,
         part: RolloutPart,
         run: RunNode,
+        fleet: EngineFleet | None = None,
         *,
         kind: Callable[..., RolloutDriver] = RolloutDriver,
-        fleet: EngineFleet | None = None,
-        supply: PromptSupply | None = None,
     ) -> OpenRollout:
         """Makes a rollout and its driver.
 
         Args:
             run: Runs the maps that its filters read.
-            kind: Makes the driver.
             fleet: Its engines, where they are in processes of their own.
-            supply: Further prompts.
+            kind: Makes the driver, unless prompts are generated ahead of the trainer.
         """
+        train = self.stage.config.train
+        if self.is_streaming:
+            assert fleet is not None
+            kind = partial(StreamingDriver, fleet=fleet, batch_groups=train.prompts_per_step)
         several = len(self.program.parts.rollouts) > 1
         name = self.stage.name
         purpose = f"rollout/{name}/{part.node.id}" if several else f"rollout/{name}"
@@ -373,7 +375,7 @@ class RolloutMaker:
             self.scorers.of_rollout(part),
             group_judge(self.program.parts, part, run),
             kind=kind,
-            supply=supply,
+            supply=self._supply(part) if self.is_streaming or train.refill else None,
             engines=None if fleet is None else fleet.engines,
             unused=unused,
             journal=None if journal is None else journal.note,
@@ -385,22 +387,6 @@ class RolloutMaker:
             fleet=fleet,
             journal=journal,
         )
-
-    def make_streaming(self, part: RolloutPart, run: RunNode, fleet: EngineFleet) -> OpenRollout:
-        """Makes a rollout that generates ahead of the trainer."""
-        kind = partial(
-            StreamingDriver,
-            fleet=fleet,
-            batch_groups=self.stage.config.train.prompts_per_step,
-        )
-        return self.make(part, run, kind=kind, fleet=fleet, supply=self._supply(part))
-
-    def make_stepwise(
-        self, part: RolloutPart, run: RunNode, fleet: EngineFleet | None
-    ) -> OpenRollout:
-        """Makes a rollout that is driven step by step."""
-        refills = self.stage.config.train.refill
-        return self.make(part, run, fleet=fleet, supply=self._supply(part) if refills else None)
 
     def _supply(self, part: RolloutPart) -> PromptSupply:
         train = self.stage.config.train

@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrl.backend.batch import Ints, Sampler
+from flowrl.backend.batch import Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
+from flowrl.data import PromptCursor, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
+from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
-from flowrl.runtime.driver.rollout_driver import FailureBudget
 from flowrl.runtime.driver.sources import Responses, Source
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.step_report import StepReport
@@ -25,11 +25,10 @@ from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.eager.rollout import TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.stage import EagerStage
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.setup.policies import OpenPolicies
+from flowrl.runtime.setup.policies import OpenPolicies, derive_seed
 from flowrl.runtime.setup.prepared_inputs import PreparedInputs
 from flowrl.runtime.setup.rollouts import DriverMaker, RolloutMaker, sampling_of_rollout
 from flowrl.runtime.setup.scorers import OpenScorers
-from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.runtime.setup.user_inputs import shares_of
 from flowrl.runtime.workers import Residency
 from flowrl.specs import Sampling
@@ -129,9 +128,7 @@ class StageMaker:
                 program=program,
                 sources=sources,
                 rollouts=[
-                    maker.make_stepwise(
-                        part, program.run_node, fleets.get(role_of(part.generate_node))
-                    )
+                    maker.make(part, program.run_node, fleets.get(role_of(part.generate_node)))
                     for part in program.parts.rollouts
                 ],
                 failures=self.failures,
@@ -142,7 +139,7 @@ class StageMaker:
         return AsynchronousStage(
             program=program,
             sources=sources,
-            rollout=maker.make_streaming(part, program.run_node, fleets[role]),
+            rollout=maker.make(part, program.run_node, fleets[role]),
             failures=self.failures,
             report=report,
             thread=self.thread(),
@@ -209,9 +206,13 @@ class StageMaker:
         responses: Responses | None = None
         match node.attr("data"):
             case "examples":
-                prompts, responses, curriculum = prepared_inputs.examples, self._solution, None
+                assert prepared_inputs.solutions is not None
+                prompts, responses = prepared_inputs.examples, prepared_inputs.solutions.of
+                curriculum = None
             case "pairs":
-                prompts, responses, curriculum = prepared_inputs.pair_prompts, self._pair, None
+                assert prepared_inputs.pairs is not None
+                prompts, responses = prepared_inputs.pair_prompts, prepared_inputs.pairs.of
+                curriculum = None
         seed = derive_seed(self.config.seed, "data", *names)
         cursor: PromptCursor | PromptMixture
         shares = shares_of(self.config, stage, generates=responses is None)
@@ -239,11 +240,3 @@ class StageMaker:
             observes=curriculum is not None,
             prompts=prompts,
         )
-
-    def _solution(self, item: PromptItem) -> Sequence[Ints]:
-        assert self.prepared_inputs.solutions is not None
-        return (self.prepared_inputs.solutions.of(item),)
-
-    def _pair(self, item: PromptItem) -> Sequence[Ints]:
-        assert self.prepared_inputs.pairs is not None
-        return self.prepared_inputs.pairs.of(item)

@@ -193,10 +193,10 @@ class RunInputs:
             max_tokens = sampling_of_rollout(part).max_tokens
             require_context_length(self.prepared_inputs.train.prompts, max_tokens, self.max_length)
         if self.scorers.pools and self._use.policy is not None:
-            max_tokens = self._evaluated_sampling().max_tokens
+            max_tokens = self.evaluated_sampling().max_tokens
             require_context_length(self.prepared_inputs.held_out, max_tokens, self.max_length)
 
-    def _evaluated_sampling(self) -> Sampling:
+    def evaluated_sampling(self) -> Sampling:
         """Returns the sampling of the evaluated policy's last rollout, or its default."""
         for graph in reversed(self._graphs):
             own = [
