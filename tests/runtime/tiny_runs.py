@@ -212,8 +212,8 @@ def outcome(run: Path) -> Outcome:
         weights=(run / "model" / "model.safetensors").read_bytes(),
         # Without the state of the process's own random stream, which no step draws from.
         trainer={
-            f"{path.parent.name}.{name}": tensor.tobytes()
-            for path in sorted(last.glob("*/trainer.safetensors"))
+            f"{path.relative_to(last)}.{name}": tensor.tobytes()
+            for path in sorted(last.rglob("*.safetensors"))
             for name, tensor in load_file(path).items()
             if not name.startswith("random.")
         },

@@ -128,8 +128,13 @@ def test_a_checkpoint_holds_no_pickle(folder: Path, tmp_path: Path) -> None:
     trainer.begin(SCHEDULE, 8)
     train(trainer, range(1))
     trainer.save(tmp_path / "saved")
-    names = sorted(p.name for p in (tmp_path / "saved").iterdir())
-    assert names == ["trainer.json", "trainer.safetensors"]
+    saved = tmp_path / "saved"
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "model",
+        "trainer.json",
+        "trainer.safetensors",
+    ]
+    assert {p.suffix for p in (saved / "model").iterdir()} == {".json", ".safetensors"}
     state = json.loads((tmp_path / "saved" / "trainer.json").read_text())
     assert state["updates"] == 2
     assert state["optimizer"]["kind"] == "adamw"
@@ -154,6 +159,16 @@ def test_a_missing_damaged_or_foreign_checkpoint_is_refused(folder: Path, tmp_pa
     with pytest.raises(CheckpointError, match="another format"):
         trainer.restore(saved)
     assert bits(trainer) == before
+
+
+def test_a_checkpoint_holds_a_folder_that_transformers_loads(folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(folder)
+    trainer.begin(SCHEDULE, 8)
+    train(trainer, range(1))
+    trainer.save(tmp_path / "saved")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "model")
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

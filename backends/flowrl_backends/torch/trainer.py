@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTrainer"]
 
-_STATE, _TENSORS = "trainer.json", "trainer.safetensors"
-_FORMAT = 1
+_STATE, _TENSORS, _MODEL = "trainer.json", "trainer.safetensors", "model"
+_FORMAT = 2
 
 
 class TorchTrainer:
@@ -232,9 +232,17 @@ class TorchTrainer:
             self._optimizer.take_parameters()
 
     def save(self, folder: Path) -> None:
-        """Writes parameters, optimizer and random state into `folder`: safetensors and JSON."""
-        tensors = {f"model.{n}": t for n, t in self._model_tensors().items()}
-        state: dict[str, object] = {"format": _FORMAT, "optimizer": None}
+        """Writes parameters, optimizer and random state into `folder`: safetensors and JSON.
+
+        `folder/model` is the folder that `export` writes, so that `from_pretrained` loads it.
+        """
+        self.export(folder / _MODEL)
+        tensors: dict[str, torch.Tensor] = {}
+        state: dict[str, object] = {
+            "format": _FORMAT,
+            "dtype": str(self.model.dtype),
+            "optimizer": None,
+        }
         if self._optimizer is not None:
             tensors |= {f"optimizer.{n}": t for n, t in self._optimizer.tensors().items()}
             state["optimizer"] = self._optimizer.spec.to_json()
@@ -261,11 +269,26 @@ class TorchTrainer:
                 found=str(state.get("format")),
                 expected=str(_FORMAT),
             )
-        parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
+        if state.get("dtype") != str(self.model.dtype):
+            raise CheckpointError(
+                f"{folder} belongs to another model",
+                found=f"parameters of type {state.get('dtype')}",
+                expected=str(self.model.dtype),
+            )
+        parts: dict[str, dict[str, torch.Tensor]] = {"optimizer": {}, "random": {}}
         for name, tensor in checkpoint.read_tensors(folder / _TENSORS).items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
-        self._load_parameters(folder, parts["model"])
+        try:
+            load_weights(self.model, folder / _MODEL, role=self._context.role)
+        except BackendError as error:
+            raise CheckpointError(
+                error.what,
+                where=str(folder / _MODEL),
+                found=error.found,
+                expected=error.expected,
+                hint=error.hint,
+            ) from error
         self._optimizer = None
         spec = state["optimizer"]
         if isinstance(spec, dict):
@@ -273,29 +296,6 @@ class TorchTrainer:
             optimizer.load(parts["optimizer"], int(str(state["updates"])))
             self._optimizer = optimizer
         _set_random_state(self._device, parts["random"])
-
-    def _model_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns parameters (tied ones once) and the buffers that belong to the model's state."""
-        kept = self.model.state_dict().keys()
-        buffers = {n: b for n, b in self.model.named_buffers() if n in kept}
-        return {n: p.detach() for n, p in self.model.named_parameters()} | buffers
-
-    def _load_parameters(self, folder: Path, saved: dict[str, torch.Tensor]) -> None:
-        mine = self._model_tensors()
-        shapes = {n: (tuple(t.shape), t.dtype) for n, t in mine.items()}
-        theirs = {n: (tuple(t.shape), t.dtype) for n, t in saved.items()}
-        if shapes != theirs:
-            wrong = sorted(
-                n for n in shapes.keys() | theirs.keys() if shapes.get(n) != theirs.get(n)
-            )
-            raise CheckpointError(
-                f"{folder} belongs to another model: {len(wrong)} tensors differ",
-                found=f"{wrong[0]} {theirs.get(wrong[0], 'missing')}",
-                expected=str(shapes.get(wrong[0], "no such tensor")),
-            )
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                tensor.copy_(saved[name])
 
     def offload(self) -> None:
         """Moves parameters and optimizer to host memory; on the CPU there is nothing to move."""

@@ -1,7 +1,8 @@
 """Checkpoints that are whole or do not count.
 
     checkpoints/0003-grpo-step120/
-        actor/ ...          what each worker saved, one folder a role
+        actor/ ...          what each worker saved, one folder a role; of the torch backend,
+                            actor/model is a Hugging Face folder
         state.json          the driver's own state: data cursor, scheduler, counters
         MANIFEST.json       written last: format, position, size and SHA-256 of every file
 
