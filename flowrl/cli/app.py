@@ -318,6 +318,27 @@ def run(
         command.run(_config_file(config, "run"), overrides or [], plan)
 
 
+@app.command("eval")
+def evaluate(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL_OR_RUN", help="A model's folder, or a run folder.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="Held-out sets and rewards; a run has its own."),
+    ] = None,
+    overrides: Overrides = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a model on held-out data: the means of its scores, with standard errors."""
+    from flowrl.cli import evaluate as command
+
+    if config is not None and "=" in config.name and not config.exists():
+        overrides, config = [str(config), *(overrides or [])], None
+    command.run(model, config, overrides or [], as_json=json)
+
+
 def _config_file(config: Path | None, command: str) -> Path:
     if config is None or ("=" in config.name and not config.exists()):
         words = ["flowrl", command, "configs/quickstart.yaml", *([str(config)] if config else [])]

@@ -21,6 +21,7 @@ _CHANGEABLE = (
     "train.steps",
     "train.refill_limit",
     "runtime.",
+    "tracking.",
     "eval.every",
     "rewards.timeout_s",
     "rewards.max_failures",

@@ -44,7 +44,8 @@ def plan_requests(
     """
     loaded = role_backends.loaded
     kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
-    evaluated = _evaluated_role(stages) if loaded.config.data.eval is not None else None
+    measures = loaded.config.data.eval is not None or loaded.config.eval.sets
+    evaluated = evaluated_role([stage.graph for stage in stages]) if measures else None
     requests = _with_own_pins(
         stages, [_request(stage, kinds, role_backends, evaluated, here) for stage in stages]
     )
@@ -52,12 +53,12 @@ def plan_requests(
     return [replace(request, max_length=max_length) for request in requests]
 
 
-def _evaluated_role(stages: Sequence[LoweredStage]) -> str | None:
+def evaluated_role(graphs: Sequence[Graph]) -> str | None:
     """Returns the policy that generates the held-out samples: the last one that is updated."""
     policies = [
         node.role
-        for stage in stages
-        for node in stage.graph.of_op(Op.UPDATE)
+        for graph in graphs
+        for node in graph.of_op(Op.UPDATE)
         if isinstance(loss := node.attr("loss"), LossSpec) and loss.predicts == "logprobs"
     ]
     return policies[-1] if policies else None

@@ -8,6 +8,7 @@ numbers, where each comes from, and the nearest values that fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from flowrl.config import check_files
@@ -99,7 +100,7 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
 
 
 def _alphabet_covers_sums(loaded: LoadedConfig) -> Problems:
-    if not any(isinstance(part, ArithmeticData) for _, part in loaded.config.data.sources()):
+    if not any(isinstance(part, ArithmeticData) for _, part in loaded.config.data_sources()):
         return
     for name, role in loaded.config.roles.items():
         if isinstance(role.tokenizer, CharTokenizer):
@@ -134,7 +135,7 @@ def _environments_are_whole(loaded: LoadedConfig) -> Problems:
 def _keys_of_rows_are_read(loaded: LoadedConfig) -> Problems:
     """Checks that keys of rows at the top of `data` have a source that reads them."""
     data = loaded.config.data
-    if any(isinstance(part, str) for _, part in data.sources()):
+    if any(isinstance(part, str) for _, part in loaded.config.data_sources()):
         return
     changed = [
         name
@@ -268,6 +269,7 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
     if not terms:
         return
     measured = sorted({term.name for term in terms} | {"score"})
+    in_sets = [f"{name}/{metric}" for name in config.eval.sets for metric in measured]
     asked = {"eval.metric": config.eval.metric}
     for name, prefix in loaded.stage_prefixes():
         if (stop := config.stage_config(name).stop) is not None:
@@ -276,12 +278,33 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
     # out, as in a resolved config. A metric that stops a stage must be measured.
     is_default = config.eval.metric == EvalConfig().metric
     for key, metric in asked.items():
-        if metric not in measured and not (key == "eval.metric" and is_default):
+        known = [*measured, *in_sets] if key == "eval.metric" else measured
+        # pass@k of a term is there if all its values are 0 or 1, which shows when it is measured.
+        term = re.sub(r"pass@\d+/", "", metric)
+        if term not in known and not (key == "eval.metric" and is_default):
             yield ConfigError(
                 f"{key} is {metric!r}, which no reward term measures",
                 where=loaded.where(key),
-                expected=f"one of {listing(measured)}",
-                hint=suggestion(metric, measured) or f"set {key}={measured[0]}",
+                expected=f"one of {listing(known)}",
+                hint=suggestion(metric, known) or f"set {key}={known[0]}",
+            )
+
+
+def _greedy_samples_differ(loaded: LoadedConfig) -> Problems:
+    """Checks that a held-out set with several samples of a prompt does not decode greedily."""
+    section = loaded.config.eval
+    asked = [("eval", section.samples, section.temperature)]
+    for name, own in section.sets.items():
+        samples = section.samples if own.samples is None else own.samples
+        temperature = section.temperature if own.temperature is None else own.temperature
+        asked.append((f"eval.sets.{name}", samples, temperature))
+    for key, samples, temperature in asked:
+        if samples > 1 and temperature == 0:
+            yield ConfigError(
+                f"{key} takes several samples of each prompt with greedy decoding, which are equal",
+                where=loaded.where(f"{key}.samples"),
+                found=f"{samples} samples, temperature 0",
+                hint=f"set {key}.samples=1, or {key}.temperature above 0",
             )
 
 
@@ -317,6 +340,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _scorers_have_terms,
     _calls_end_before_a_stall,
     _metrics_are_measured,
+    _greedy_samples_differ,
     _stops_are_measured,
     _samples_fit,
     _alphabet_covers_sums,

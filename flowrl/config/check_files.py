@@ -42,7 +42,7 @@ def data_files_exist(loaded: LoadedConfig) -> Problems:
     """Checks training and held-out data; a plan for other machines needs neither."""
     if loaded.config.cluster != "auto":
         return  # other machines are meant, even if the cluster file is missing
-    for key, source in loaded.config.data.sources():
+    for key, source in loaded.config.data_sources():
         if isinstance(source, str):
             yield from _missing_data(Path(source), key, key, loaded)
         elif isinstance(source, FileData):

@@ -25,6 +25,7 @@ __all__ = [
     "OneSource",
     "RowFields",
     "ShotConfig",
+    "single_sources",
 ]
 
 
@@ -352,11 +353,11 @@ class DataConfig(RowFields):
             )
         return self
 
-    def sources(self) -> Iterator[tuple[str, OneSource]]:
-        """Yields every source with its dotted key, those of a mixture one by one."""
-        for key, source in (("data.train", self.train), ("data.eval", self.eval)):
-            if isinstance(source, MixtureData):
-                for name, part in source.sources.items():
-                    yield f"{key}.sources.{name}", part
-            elif source is not None:
-                yield key, source
+
+def single_sources(key: str, source: DataSource | None) -> Iterator[tuple[str, OneSource]]:
+    """Yields a source with its dotted key, those of a mixture one by one."""
+    if isinstance(source, MixtureData):
+        for name, part in source.sources.items():
+            yield f"{key}.sources.{name}", part
+    elif source is not None:
+        yield key, source

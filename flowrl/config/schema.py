@@ -17,12 +17,13 @@ Sections of their own modules: `flowrl.config.roles`, `flowrl.config.data`, `flo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from flowrl.config.data import DataConfig
+from flowrl.config.data import DataConfig, DataSource, OneSource, single_sources
 from flowrl.config.rewards import RewardsConfig, RewardTerm
 from flowrl.config.roles import OptimizerConfig, RoleConfig
 from flowrl.config.section import Args, Float, Int, Refusal, Section
@@ -157,20 +158,52 @@ class AlgorithmConfig(Section):
     trust_rollout_logprobs: bool = False
 
 
+class HeldOutConfig(Section):
+    """A further held-out set, or the same one with other sampling.
+
+    Attributes:
+        data: Source of its prompts; by default `data.eval`.
+        num: Number of its prompts; 0 takes all. By default `eval.num`.
+        samples: Samples of each prompt; by default `eval.samples`.
+        temperature: By default `eval.temperature`.
+    """
+
+    data: DataSource | None = None
+    num: Annotated[Int, Field(ge=0)] | None = None
+    samples: Annotated[Int, Field(ge=1)] | None = None
+    temperature: Annotated[Temperature, Field(ge=0)] | None = None
+
+
 class EvalConfig(Section):
     """Evaluations on held-out data: before the last stage, after it, and between.
 
     Attributes:
         every: Steps between evaluations inside the last stage; 0 evaluates only before and after.
-        num: Number of held-out prompts; 0 takes all.
+        num: Number of prompts of `data.eval`; 0 takes all.
+        samples: Samples of each prompt; with several there are pass@k metrics.
         temperature: 1 samples from the model as it is; 0 is greedy.
-        metric: The metric of the last line: `accuracy`, `format`, or the name of another term.
+        metric: The metric of the last line and of the best model: `accuracy`, `format`, the name
+            of another term, or `SET/METRIC` of one of `sets`.
+        sets: Further held-out sets, by name.
+        keep_best: True to keep the model with the highest `metric` of the run's evaluations in
+            `best/` of the run folder.
     """
 
     every: Int = Field(default=0, ge=0)
     num: Int = Field(default=512, ge=0)
+    samples: Int = Field(default=1, ge=1)
     temperature: Temperature = Field(default=1.0, ge=0)
     metric: str = "accuracy"
+    sets: dict[str, HeldOutConfig] = Field(default_factory=dict)
+    keep_best: bool = False
+
+    @field_validator("sets")
+    @classmethod
+    def _sets_have_names(cls, sets: dict[str, HeldOutConfig]) -> dict[str, HeldOutConfig]:
+        for name in sets:
+            if not name or "/" in name:
+                raise ValueError(f"{name!r} names no set: its metrics are called NAME/METRIC")
+        return sets
 
 
 class TrackingConfig(Section):
@@ -336,6 +369,13 @@ class RunConfig(Section):
     plan: PlanConfig = PlanConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    def data_sources(self) -> Iterator[tuple[str, OneSource]]:
+        """Yields every source of training and held-out data with its dotted key."""
+        yield from single_sources("data.train", self.data.train)
+        yield from single_sources("data.eval", self.data.eval)
+        for name, own in self.eval.sets.items():
+            yield from single_sources(f"eval.sets.{name}.data", own.data)
 
     @field_validator("stages")
     @classmethod

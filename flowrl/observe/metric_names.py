@@ -73,7 +73,8 @@ class MetricNames:
     def evaluation(self, row: EvaluationRow) -> dict[str, float]:
         """Returns held-out metrics by their names in this set."""
         return {
-            self.evaluation_name.format(metric=name): value for name, value in row.metrics.items()
+            self.evaluation_name.format(metric=name): value
+            for name, value in row.named_metrics().items()
         }
 
 

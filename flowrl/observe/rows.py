@@ -151,18 +151,29 @@ class EvaluationRow:
 
     Attributes:
         step: Steps of the stage made before it.
+        name: The held-out set, by its name in `eval.sets`; empty for `data.eval`.
         num: Held-out prompts.
+        samples: Samples of each prompt.
         temperature: 0 is greedy.
-        metrics: Means by name: `accuracy`, `format`, `score`, `length` ...
+        metrics: Means by name: `accuracy`, `format`, `score`, `length`, `pass@4/accuracy` ...
+        errors: Standard errors of the means, by name.
         seconds: Wall time.
     """
 
     stage: str
     step: int
+    name: str = ""
     num: int
+    samples: int = 1
     temperature: float
     metrics: Mapping[str, float]
+    errors: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def named_metrics(self) -> dict[str, float]:
+        """Returns the means, those of a named set as `SET/METRIC`."""
+        prefix = f"{self.name}/" if self.name else ""
+        return {f"{prefix}{name}": value for name, value in self.metrics.items()}
 
     def to_json(self) -> dict[str, object]:
         """Returns the row as it is written, in the order of definition."""
@@ -171,7 +182,11 @@ class EvaluationRow:
     @classmethod
     def from_json(cls, row: Mapping[str, object]) -> Self:
         """Returns the row that `to_json` wrote."""
-        values = {**row, "metrics": _numbers(row["metrics"])}
+        values = {
+            **row,
+            "metrics": _numbers(row["metrics"]),
+            "errors": _numbers(row.get("errors", {})),
+        }
         return cls(**values)  # type: ignore[arg-type]
 
 

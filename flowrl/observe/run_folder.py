@@ -10,6 +10,7 @@
     checkpoints/            see flowrl.runtime.checkpoint.store
     model/                  the exported model, a Hugging Face folder
     trained/ROLE/           the same of other roles that the run updated
+    best/                   with eval.keep_best: the model with the highest held-out metric
     models/ROLE/            config and tokenizer of a new model
     copies/                 the weights with which copies of roles began a stage
     summary.json            written last: a run without it did not end
@@ -185,6 +186,11 @@ class RunFolder:
     def model(self) -> Path:
         """The folder of the exported model."""
         return self.path / "model"
+
+    @property
+    def best(self) -> Path:
+        """The folder of the model with the highest held-out metric."""
+        return self.path / "best"
 
     def _held(self) -> None:
         assert self._lock is not None, f"{self.path} is open for reading only"

@@ -205,6 +205,8 @@ def step_line(
         parts.append(f"entropy {entropy:.3f}")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
+    if (accuracy := metrics.extra.get("pair_accuracy")) is not None:
+        parts.append(f"pair accuracy {accuracy:.3f}  margin {metrics.extra['reward_margin']:.3f}")
     parts += policy_drift(metrics)
     parts += stale_samples(metrics)
     parts += logged_numbers(metrics, logged)

@@ -486,14 +486,33 @@ class Run:
         # Breakpoints in a reward are for the steps; held-out samples are hundreds.
         is_eager = self._config.executor == "eager"
         with breakpoints_left_out() if is_eager else nullcontext():
-            row = self._open.evaluate(stage, step, num)
-        if row is None:
+            rows = self._open.evaluate(stage, step, num)
+        if not rows:
             return None
-        self._folder.write_evaluation(row)
-        self._trackers.evaluation(row)
-        self._display.evaluation(stage, step, row.metrics)
-        self._totals.add_evaluation(row)
-        return row.metrics
+        metrics: dict[str, float] = {}
+        for row in rows:
+            self._folder.write_evaluation(row)
+            self._trackers.evaluation(row)
+            self._display.evaluation(stage, step, row.named_metrics())
+            self._totals.add_evaluation(row)
+            metrics |= row.named_metrics()
+        if num is None and self._config.eval.keep_best:
+            self._keep_best(step, metrics)
+        return metrics
+
+    def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
+        metric = self._config.eval.metric
+        if metric not in metrics:
+            raise ConfigError(
+                "the scorer does not report the metric of the best model",
+                where="eval.metric",
+                found=metric,
+                expected=f"one of {', '.join(sorted(metrics))}",
+                hint="name one of these in eval.metric, or set eval.keep_best=false",
+            )
+        if self._totals.is_best(metrics[metric]):
+            folder = self._open.export_best()
+            self._display.note(f"best model: step {step}, {metric} {metrics[metric]:.3f}, {folder}")
 
     def _save(self, index: int, step: int, *, done: bool) -> None:
         assert self.loop is not None

@@ -204,7 +204,7 @@ def _shown(path: Path) -> str:
 
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, list[Path]]]:
-    for section, source in config.data.sources():
+    for section, source in config.data_sources():
         key = f"{section}.path" if isinstance(source, FileData) else section
         try:
             if isinstance(source, str):

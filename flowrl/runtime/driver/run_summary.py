@@ -1,4 +1,4 @@
-"""What a run adds up and says over its steps: totals, metrics of evaluations, warnings.
+"""What a run adds up and says over its steps: totals and warnings.
 
 Totals are kept in every checkpoint. A warning is given once in a stage, or when its cause persists.
 """
@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from flowrl.config.schema import RunConfig
-from flowrl.errors import CheckpointError, RewardError
+from flowrl.errors import CheckpointError
 from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import EvaluationRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder, installed_versions
-from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.step_report import UNNAMED_TOKENS, StepResult
-from flowrl.specs import Difficulty, FinishReason, Threshold
+from flowrl.specs import Difficulty, Threshold
 from flowrl.wording import counted, percent
 
 __all__ = [
     "RunTotals",
     "StepWarnings",
     "ended_at",
-    "evaluation_metrics",
 ]
 
 
@@ -62,6 +58,7 @@ class RunTotals:
         self._num_tokens = 0
         self._num_example_tokens = 0
         self._settled: tuple[str, int, bool] | None = None
+        self._best: float | None = None
         self.before: Mapping[str, float] | None = None
         self.after: Mapping[str, float] | None = None
 
@@ -84,6 +81,13 @@ class RunTotals:
         """Counts the time of an evaluation."""
         seconds = self._seconds.setdefault(row.stage, {})
         seconds["evaluate"] = seconds.get("evaluate", 0.0) + row.seconds
+
+    def is_best(self, value: float) -> bool:
+        """True if the value of `eval.metric` is above all before; it is remembered then."""
+        if self._best is not None and not value > self._best:
+            return False
+        self._best = value
+        return True
 
     def step_of(self, stage: str) -> int:
         """Steps of a stage made so far."""
@@ -110,6 +114,7 @@ class RunTotals:
                 "num_tokens": self._num_tokens,
                 "num_example_tokens": self._num_example_tokens,
                 "settled": self._settled,
+                "best": self._best,
                 "before": self.before,
                 "after": self.after,
             }
@@ -132,6 +137,7 @@ class RunTotals:
         self._num_example_tokens = int(ledger.get("num_example_tokens", 0))
         settled = ledger["settled"]
         self._settled = None if settled is None else (settled[0], settled[1], settled[2])
+        self._best = ledger.get("best")
         self.before, self.after = ledger["before"], ledger["after"]
 
     def summary(self, folder: RunFolder, num_held_out: int) -> Summary:
@@ -167,35 +173,6 @@ class RunTotals:
 
     def _elapsed(self) -> float:
         return self._wall_s + self._clock() - self._started
-
-
-def evaluation_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
-    """Means over scored samples: each term by name, `score`, `length` in response tokens, and
-    `truncated`, the share that met max_tokens (of episodes: that ended before they were done).
-
-    A term that an episode does not have counts as 0 there.
-
-    Raises:
-        RewardError: no sample has a score.
-    """
-    if not payloads:
-        raise RewardError(
-            "no held-out sample was scored: the reward failed for all of them",
-            where="eval",
-            hint="fix the reward function; with rewards.max_failures=0 the run stops at the first",
-        )
-    names = sorted({name for payload in payloads for name in payload.terms})
-    # An environment counts what happens; what never happened in an episode is no term of it.
-    metrics = {
-        name: float(np.mean([payload.terms.get(name, 0.0) for payload in payloads]))
-        for name in names
-    }
-    metrics["score"] = float(np.mean([payload.score for payload in payloads]))
-    metrics["length"] = float(np.mean([payload.num_sampled for payload in payloads]))
-    metrics["truncated"] = float(
-        np.mean([payload.finish is FinishReason.LENGTH for payload in payloads])
-    )
-    return metrics
 
 
 IDLE_STEPS = 3

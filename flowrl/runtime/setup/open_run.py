@@ -6,16 +6,17 @@ They last over all stages: the policy at the end of one stage is the one at the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptItem, fingerprint
+from flowrl.data import fingerprint
 from flowrl.errors import CheckpointError, RewardError
 from flowrl.files import folder_atomically
+from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName
 from flowrl.observe.display import Display
 from flowrl.observe.rows import EvaluationRow
@@ -24,18 +25,20 @@ from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.store import Checkpoint
-from flowrl.runtime.driver.collected_batch import FailureBudget
-from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
+from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.run_summary import evaluation_metrics
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.threads import RolloutThread
-from flowrl.runtime.setup.policies import OpenPolicies
-from flowrl.runtime.setup.rollouts import (
-    DriverMaker,
-    RolloutSpec,
-    rollout_spec,
+from flowrl.runtime.setup.evaluation import (
+    HeldOutSet,
+    evaluated_spec,
+    evaluation_row,
+    held_out_sets,
+    rollouts_of,
 )
+from flowrl.runtime.setup.policies import OpenPolicies
+from flowrl.runtime.setup.rollouts import DriverMaker
 from flowrl.runtime.setup.stage import StageMaker
 from flowrl.runtime.setup.user_inputs import RunInputs
 
@@ -99,6 +102,7 @@ class OpenRun:
         self._evaluating: RolloutDriver | None = None
         self.beat: Callable[[], None] = lambda: None
         self.num_held_out = 0
+        self._held_out_sets: list[HeldOutSet] = []
         self._held_out_fingerprint = ""
 
     def describe(self) -> str:
@@ -111,8 +115,11 @@ class OpenRun:
 
     def open(self, checkpoint: Checkpoint | None) -> None:
         """Opens every policy, restores what a checkpoint holds."""
-        self.num_held_out = len(self._held_out(None))
-        self._held_out_fingerprint = fingerprint(self._prepared_inputs.held_out)
+        held_out = self._prepared_inputs.held_out
+        self._held_out_sets = held_out_sets(self._config.eval, held_out)
+        self.num_held_out = sum(len(own.items) for own in self._held_out_sets if not own.name)
+        everything = [item for items in held_out.values() for item in items]
+        self._held_out_fingerprint = fingerprint(everything)
         for note in self._prepared_inputs.notes:
             self._display.warn(note)
         if checkpoint is not None:
@@ -211,86 +218,67 @@ class OpenRun:
 
     # Evaluation
 
-    def evaluate(self, stage: str, step: int, num: int | None) -> EvaluationRow | None:
-        """Generates one sample for each held-out prompt and averages score and terms.
-
-        It is sampled like the last rollout of the evaluated policy; for an `interact`, the sample
-        is an episode, and its score is that of the environment. The same random streams are used at
-        every evaluation, so that two of them differ by the policy alone.
+    def evaluate(self, stage: str, step: int, num: int | None) -> list[EvaluationRow]:
+        """Generates samples for held-out prompts and averages score and terms, for each set.
 
         Args:
-            num: Takes the first `num` held-out prompts; None takes `eval.num`.
+            num: Measures the first `num` prompts of `data.eval` only, one sample each; None
+                measures every set as `eval` says.
 
         Returns:
-            None without held-out data, a policy, or a scorer.
+            A row for each set; none without held-out data, a policy, or a scorer.
 
         Raises:
-            RewardError: no sample was scored.
+            RewardError: no sample of a set was scored.
         """
         role = self._use.policy
-        items = self._held_out(num)
-        rollouts = self._rollouts_of_policy()
+        rollouts = rollouts_of(role, self._parts)
         scorers = self._scorers.of_evaluation([part for _, part in rollouts])
-        spec = self._evaluated_spec(rollouts)
-        if role is None or not items or not (scorers or (spec and spec.episodes)):
-            return None
-        assert spec is not None
-        started = time.monotonic()
-        if self._policies[role].stale:
+        in_episodes = bool(rollouts) and rollouts[-1][1].node.op is Op.INTERACT
+        if role is None or not (scorers or in_episodes):
+            return []
+        sets = self._held_out_sets
+        if num is not None:
+            sets = [replace(own, items=own.items[:num], samples=1) for own in sets if not own.name]
+        if sets and self._policies[role].stale:
             self._policies.publish(role)  # a supervised stage trains without publishing
+        return [self._measure(stage, step, role, rollouts, scorers, own) for own in sets]
+
+    def _measure(
+        self,
+        stage: str,
+        step: int,
+        role: RoleName,
+        rollouts: Sequence[tuple[GraphParts, RolloutPart]],
+        scorers: Mapping[RoleName, Scorers],
+        held_out: HeldOutSet,
+    ) -> EvaluationRow:
+        started = time.monotonic()
+        spec = evaluated_spec(role, rollouts, self._stages[-1].config, held_out)
         # An evaluation is a rollout that the plan's switches do not name. What goes on after it
-        # gives the memory back again before the first pass that needs it.
+        # frees the memory again before the first pass that needs it.
         self._policies[role].engine.wake()
-        scheduler = RolloutScheduler(SchedulerSettings(group_size=1))
+        scheduler = RolloutScheduler(SchedulerSettings(group_size=held_out.samples))
         with nullcontext() if self._stage is None else self._stage.quiet():
             driver = self._evaluating = self._drivers.make(spec, scheduler, scorers)
             try:
-                driver.offer(items)
-                collected = driver.collect(0, len(items))
+                driver.offer(held_out.items)
+                collected = driver.collect(0, len(held_out.items))
             except RewardError as reason:
                 reason.where = f"evaluation at step {step} of {stage}, {reason.where}"
                 raise
             finally:
                 self._evaluating = None
-        payloads = [payload for _, members in collected.groups for _, payload in members]
-        return EvaluationRow(
-            stage=stage,
-            step=step,
-            num=len(payloads),
-            temperature=spec.sampling.temperature,
-            metrics=evaluation_metrics(payloads),
-            seconds=time.monotonic() - started,
-        )
-
-    def _rollouts_of_policy(self) -> list[tuple[GraphParts, RolloutPart]]:
-        """Returns the evaluated policy's rollouts of the last stage that has any."""
-        for parts in reversed(self._parts):
-            own = [p for p in parts.rollouts if role_of(p.generate_node) == self._use.policy]
-            if own:
-                return [(parts, part) for part in own]
-        return []
-
-    def _evaluated_spec(
-        self, rollouts: Sequence[tuple[GraphParts, RolloutPart]]
-    ) -> RolloutSpec | None:
-        if self._use.policy is None:
-            return None
-        temperature = self._config.eval.temperature
-        sampling = replace(
-            self._inputs.evaluated_sampling(), temperature=temperature, logprobs="model"
-        )
-        if not rollouts:
-            return RolloutSpec(
-                role=self._use.policy, sampling=sampling, group_size=1, purpose="eval"
-            )
-        spec = rollout_spec(*rollouts[-1], purpose="eval")
-        return replace(spec, sampling=sampling, group_size=1, needs_states=False)
-
-    def _held_out(self, num: int | None) -> tuple[PromptItem, ...]:
-        everything = self._prepared_inputs.held_out
-        return everything[: num or self._config.eval.num or len(everything)]
+        groups = [[payload for _, payload in members] for _, members in collected.groups]
+        return evaluation_row(stage, step, held_out, groups, started)
 
     # Checkpoints
+
+    def export_best(self) -> Path:
+        """Writes the model as it is now into `best/` of the run folder, and returns that folder."""
+        with folder_atomically(self._folder.best) as folder:
+            self._policies.export(self._exported, folder)
+        return self._folder.best
 
     def state(self) -> dict[str, object]:
         """Returns a checkpoint's state of the run, without the workers' own files."""

@@ -109,7 +109,8 @@ class PreparedInputs:
         pair_prompts: Prompts of `train` whose two responses fit the model, for stages that train on
             pairs.
         pairs: Their responses; None where no stage learns from pairs.
-        held_out: Prompts to evaluate on, in the order of the source; empty without `data.eval`.
+        held_out: Prompts to evaluate on, in the order of their source, by the name of the set;
+            `data.eval` has the empty name and comes first.
         models: Models by role.
         notes: Notes on rows that were left out.
     """
@@ -119,7 +120,7 @@ class PreparedInputs:
     solutions: RowResponses | None
     pair_prompts: PromptSet
     pairs: RowResponses | None
-    held_out: tuple[PromptItem, ...]
+    held_out: Mapping[str, tuple[PromptItem, ...]]
     models: Mapping[RoleName, RoleModel]
     notes: tuple[str, ...]
 
@@ -167,11 +168,18 @@ def prepare_inputs(
     if needs.rejected:
         pairs = RowResponses(train, tokenizer, pairs=True)
         pair_prompts = _fitting(train, pairs, max_length, notes)
-    held_out: tuple[PromptItem, ...] = ()
+    read = RowNeeds(solution=False) if held_out_needs is None else held_out_needs
+    held_out: dict[str, tuple[PromptItem, ...]] = {}
     if config.data.eval is not None:
-        read = RowNeeds(solution=False) if held_out_needs is None else held_out_needs
-        eval_rows = load_rows(config.data.eval, config.data, split="eval", needs=read)
-        held_out = tuple(_encoded(eval_rows, tokenizer, config.data, read, notes).items())
+        held_out_rows = load_rows(config.data.eval, config.data, split="eval", needs=read)
+        held_out[""] = tuple(_encoded(held_out_rows, tokenizer, config.data, read, notes).items())
+    for name, own in config.eval.sets.items():
+        if own.data is None:
+            held_out[name] = held_out.get("", ())
+            continue
+        key = f"eval.sets.{name}.data"
+        held_out_rows = load_rows(own.data, config.data, split="eval", needs=read, key=key)
+        held_out[name] = tuple(_encoded(held_out_rows, tokenizer, config.data, read, notes).items())
     return PreparedInputs(
         train=train,
         examples=examples,

@@ -33,7 +33,8 @@ from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import RoleName
 from flowrl.rollout.policies import WeightedShares
-from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, role_of
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse
+from flowrl.runtime.setup.evaluation import rollouts_of
 from flowrl.runtime.setup.prepared_inputs import (
     PreparedInputs,
     prepare_inputs,
@@ -46,7 +47,6 @@ from flowrl.runtime.setup.rollouts import (
     train_key,
 )
 from flowrl.runtime.setup.scorers import OpenScorers
-from flowrl.specs import Sampling
 
 __all__ = ["PromptShares", "RunInputs", "shares_of"]
 
@@ -193,20 +193,14 @@ class RunInputs:
             max_tokens = sampling_of_rollout(part).max_tokens
             require_context_length(self.prepared_inputs.train.prompts, max_tokens, self.max_length)
         if self.scorers.pools and self._use.policy is not None:
-            max_tokens = self.evaluated_sampling().max_tokens
-            require_context_length(self.prepared_inputs.held_out, max_tokens, self.max_length)
-
-    def evaluated_sampling(self) -> Sampling:
-        """Returns the sampling of the evaluated policy's last rollout, or its default."""
-        for graph in reversed(self._graphs):
-            own = [
-                part
-                for part in GraphParts(graph).rollouts
-                if role_of(part.generate_node) == self._use.policy
-            ]
-            if own:
-                return sampling_of_rollout(own[-1])
-        return sampling_of(self._stages[-1].config)
+            rollouts = rollouts_of(self._use.policy, list(map(GraphParts, self._graphs)))
+            sampling = (
+                sampling_of_rollout(rollouts[-1][1])
+                if rollouts
+                else sampling_of(self._stages[-1].config)
+            )
+            for items in self.prepared_inputs.held_out.values():
+                require_context_length(items, sampling.max_tokens, self.max_length)
 
     def _try_environments(self) -> None:
         """Opens each environment once and closes it again: rollouts open their own."""
