@@ -52,6 +52,7 @@ def run(
             "the config has no policy to measure on held-out data",
             where=str(source),
             expected="a last stage that trains a policy",
+            hint="name a config whose last stage updates the policy that is measured",
         )
     owner = loaded.config.roles[role].copy_of or role
     model = _model_of_run(path, role) if is_run else path
