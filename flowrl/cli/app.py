@@ -80,12 +80,15 @@ GivenPlan = Annotated[
 ]
 
 # Options of `flowrl plan` and `flowrl size`.
-Top = Annotated[int | None, typer.Option("--top", metavar="N", help="List the N best plans.")]
+Top = Annotated[
+    int | None, typer.Option("--top", metavar="N", help="List the N best plans.", min=1)
+]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="NAME", help="A device of the catalogue.")
 ]
 NodeSize = Annotated[
-    int | None, typer.Option("--node-size", help="With --device: devices of a node.", min=1)
+    int | None,
+    typer.Option("--node-size", help="With --device: devices of a node.", min=1, max=1024),
 ]
 Sweep = Annotated[
     str | None,
@@ -354,7 +357,7 @@ def _config_file(config: Path | None, command: str) -> Path:
 def simulate(
     config: Config,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option("--steps", help="Steps to simulate.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", help="Steps to simulate.", min=1)] = 20,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -366,7 +369,7 @@ def simulate(
         Path | None, typer.Option("--faults", metavar="FILE", help="Faults to simulate.")
     ] = None,
     engines: Annotated[
-        int | None, typer.Option("--engines", help="Engines in place of the plan's.")
+        int | None, typer.Option("--engines", help="Engines in place of the plan's.", min=1)
     ] = None,
     profile: Annotated[
         Path | None,
@@ -440,9 +443,9 @@ def why(
 @app.command()
 def backends(json: Json = False, debug: Debug = False) -> None:
     """List the plug-ins and whether they can be used here."""
-    from flowrl.cli import backends as command
+    from flowrl.cli.doctor import run_backends
 
-    raise typer.Exit(command.run(json))
+    raise typer.Exit(run_backends(json))
 
 
 @app.command()

@@ -10,8 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.plan_inputs import is_plan, machine_words, offering_cluster
-from flowrl.errors import ConfigError, FlowError
+from flowrl.cli.files import is_plan, machine_words, offering_cluster
+from flowrl.errors import ConfigError
 from flowrl.wording import nearest_file, one_of_them
 
 if TYPE_CHECKING:
@@ -49,16 +49,7 @@ _OPTIONS_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffOptions:
-    """The options of the command line.
-
-    Attributes:
-        kind: `configs`, `graphs` or `plans`; None chooses by the content of the targets.
-        level: The level of graphs that are compared: traced (by default), lowered or placed.
-        stage: The stage of configurations whose graphs are compared; None takes the last.
-        cluster: Devices for which configurations are planned, in place of their own.
-        pins: Decisions that plans of configurations keep, `rollout.tp=2`.
-        as_json: Print a JSON list of lines and nothing else.
-    """
+    """The options of the command line; `flowrl.cli.app` describes each."""
 
     kind: str | None = None
     level: str | None = None
@@ -262,7 +253,7 @@ def _plan_lines(
                 hint=f"give a configuration in a plan's place, or leave {option} out",
             )
     words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
-    old, new = _plan(before, after, words), _plan(after, before, words)
+    old, new = _plan(before, words), _plan(after, words)
     if old.graph != new.graph:
         print(
             f"warning: the plans are of different workflows, {old.graph!r} and {new.graph!r}",
@@ -271,30 +262,12 @@ def _plan_lines(
     return list(diff_plans(old, new))
 
 
-def _plan(path: Path, other: Path, words: Sequence[str]) -> PlacementPlan:
-    """Returns the plan of a file or of a configuration.
-
-    Raises:
-        FlowError: The plan cannot be read or made. Where `other` is a plan's file, the error says
-            that `path` is none, for people who took it for a plan.
-    """
+def _plan(path: Path, words: Sequence[str]) -> PlacementPlan:
     if is_plan(path):
         from flowrl.plan import load_plan
 
         return load_plan(path)
     from flowrl import api
 
-    try:
-        with offering_cluster(path, words, "--cluster FILE"):
-            return api.compile(None, path, overrides=words).plan
-    except FlowError as error:
-        if is_plan(other):
-            error.what = (
-                f"{path} is a configuration and no plan, and none can be made of it here: "
-                f"{error.what}"
-            )
-            error.hint = (
-                f"name a plan that --output wrote in the place of {path}; or --cluster FILE "
-                f"for a plan of it" + (f"; or {error.hint}" if error.hint else "")
-            )
-        raise
+    with offering_cluster(path, words, "--cluster FILE"):
+        return api.compile(None, path, overrides=words).plan

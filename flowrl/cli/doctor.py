@@ -1,7 +1,7 @@
-"""`flowrl doctor`: checks this machine and says what to install or change.
+"""`flowrl doctor` and `flowrl backends`: what this machine and its plug-ins can do.
 
-Each check has a line: `ok`, `missing` (something optional is not here) or `problem`. The exit code
-is 0 unless a check that the core depends on has a problem; then it is 2.
+Each check of `flowrl doctor` has a line: `ok`, `missing` (something optional is not here) or
+`problem`. The exit code is 0 unless a check that the core depends on has a problem; then it is 2.
 
 torch is tried in a process of its own: an installation that crashes or hangs on import is a finding
 here, not the end of the command.
@@ -20,13 +20,26 @@ from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from flowrl.cli.backends import BackendRow, collect, table
+from flowrl.backend.plugin import BackendStatus, Plugin
+from flowrl.backend.registry import Found, available
 from flowrl.cluster.command import Runner, run_command
 from flowrl.cluster.discover import discover
 from flowrl.cluster.pool import ResourcePool
 from flowrl.files import encode_json
+from flowrl.wording import counted
 
-__all__ = ["Check", "Status", "examine", "render", "run"]
+__all__ = [
+    "BackendRow",
+    "Check",
+    "Status",
+    "collect",
+    "describe",
+    "examine",
+    "render",
+    "render_backends",
+    "run",
+    "run_backends",
+]
 
 GIB = 1 << 30
 
@@ -79,9 +92,21 @@ class Check:
     stops: bool = False
 
 
+def _ok(name: str, found: str) -> Check:
+    return Check(name=name, status=Status.OK, found=found)
+
+
+def _missing(name: str, found: str, hint: str = "") -> Check:
+    return Check(name=name, status=Status.MISSING, found=found, hint=hint)
+
+
+def _problem(name: str, found: str, hint: str = "", *, stops: bool = False) -> Check:
+    return Check(name=name, status=Status.PROBLEM, found=found, hint=hint, stops=stops)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Torch:
-    """Returns the result of the probe: `problem` where torch does not import."""
+    """The result of the probe; it has a `problem` if torch does not import."""
 
     version: str = ""
     threads: int = 0
@@ -128,48 +153,29 @@ def examine(
         *_libraries(torch, versions),
         _cuda(machine, torch),
         _npu(machine, torch, versions),
-        *(
-            Check(name="devices", status=Status.PROBLEM, found=warning)
-            for warning in machine.warnings
-        ),
+        *(_problem("devices", warning) for warning in machine.warnings),
         *_backends(collect() if backends is None else backends),
     )
 
 
 def _python(found: tuple[int, int, int]) -> Check:
-    text = ".".join(map(str, found))
+    text, wanted = ".".join(map(str, found)), ".".join(map(str, _PYTHON))
     if found[:2] >= _PYTHON:
-        return Check(name="python", status=Status.OK, found=text)
-    wanted = ".".join(map(str, _PYTHON))
-    return Check(
-        name="python",
-        status=Status.PROBLEM,
-        found=f"{text} is older than {wanted}",
-        hint=f"make the environment with Python {wanted} or newer",
-        stops=True,
-    )
+        return _ok("python", text)
+    hint = f"make the environment with Python {wanted} or newer"
+    return _problem("python", f"{text} is older than {wanted}", hint, stops=True)
 
 
 def _core(versions: Installed) -> Check:
     version = versions("flowrl")
     if version is None:
-        return Check(
-            name="flowrl",
-            status=Status.PROBLEM,
-            found="not installed, so its plug-ins and workflows are not found",
-            hint="pip install -e .",
-            stops=True,
-        )
+        found = "not installed, so its plug-ins and workflows are not found"
+        return _problem("flowrl", found, "pip install -e .", stops=True)
     lacking = [name for name in _requirements() if versions(name) is None]
     if lacking:
-        return Check(
-            name="flowrl",
-            status=Status.PROBLEM,
-            found=f"{version}, but it needs {', '.join(lacking)}",
-            hint=f"pip install {' '.join(lacking)}",
-            stops=True,
-        )
-    return Check(name="flowrl", status=Status.OK, found=version)
+        found = f"{version}, but it needs {', '.join(lacking)}"
+        return _problem("flowrl", found, f"pip install {' '.join(lacking)}", stops=True)
+    return _ok("flowrl", version)
 
 
 def _requirements() -> list[str]:
@@ -186,18 +192,11 @@ def _machine(pool: ResourcePool) -> Iterable[Check]:
     node = pool.nodes[0]
     cpu = next((device for device in node.devices if device.type == "cpu"), None)
     name = f" ({cpu.name})" if cpu and cpu.name else ""
-    yield Check(name="cores", status=Status.OK, found=f"{node.num_cores} for this process{name}")
+    yield _ok("cores", f"{node.num_cores} for this process{name}")
     free = node.memory_bytes if cpu is None else cpu.budget_bytes
     found = f"{_gib(free)} free of {_gib(node.memory_bytes)}"
-    if free >= _MEMORY:
-        yield Check(name="memory", status=Status.OK, found=found)
-    else:
-        yield Check(
-            name="memory",
-            status=Status.PROBLEM,
-            found=found,
-            hint=f"close other programs; the quick start takes up to {_gib(_MEMORY)}",
-        )
+    hint = f"close other programs; the quick start takes up to {_gib(_MEMORY)}"
+    yield _ok("memory", found) if free >= _MEMORY else _problem("memory", found, hint)
 
 
 def _disk(runs: Path) -> Check:
@@ -205,12 +204,9 @@ def _disk(runs: Path) -> Check:
     free = shutil.disk_usage(place).free
     found = f"{_gib(free)} free at {place}"
     if free >= _DISK:
-        return Check(name="disk", status=Status.OK, found=found)
-    return Check(
-        name="disk",
-        status=Status.PROBLEM,
-        found=found,
-        hint="remove old runs, or set runtime.runs to a folder on a larger disk",
+        return _ok("disk", found)
+    return _problem(
+        "disk", found, "remove old runs, or set runtime.runs to a folder on a larger disk"
     )
 
 
@@ -221,14 +217,10 @@ def _runs(runs: Path) -> Check:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        return Check(
-            name="runs",
-            status=Status.PROBLEM,
-            found=f"{place} cannot be written: {error.strerror or error}",
-            hint="set runtime.runs to a folder that you may write to",
-            stops=True,
-        )
-    return Check(name="runs", status=Status.OK, found=f"{runs.resolve()} can be written")
+        found = f"{place} cannot be written: {error.strerror or error}"
+        hint = "set runtime.runs to a folder that you may write to"
+        return _problem("runs", found, hint, stops=True)
+    return _ok("runs", f"{runs.resolve()} can be written")
 
 
 def _existing(path: Path) -> Path:
@@ -236,101 +228,81 @@ def _existing(path: Path) -> Path:
     return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
 
 
+_USES = {
+    "torch": "pip install 'flowrl[torch]' to train and generate here",
+    "transformers": "pip install 'flowrl[torch]' to train and generate here",
+    "ray": "pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); no run uses it",
+}
+"""Libraries that are optional, with what to do if one is missing."""
+
+
 def _libraries(torch: _Torch | None, versions: Installed) -> Iterable[Check]:
-    if torch is None:
-        yield _absent("torch", "pip install 'flowrl[torch]' to train and generate here")
-    elif torch.problem:
-        yield Check(
-            name="torch",
-            status=Status.PROBLEM,
-            found=f"{versions('torch')} does not import: {torch.problem}",
-            hint=_torch_hint(versions),
-        )
-    else:
-        threads = f"{torch.threads} thread{'' if torch.threads == 1 else 's'} by default"
-        yield Check(
-            name="torch",
-            status=Status.OK,
-            found=f"{torch.version} built for {torch.built_for}, {threads} "
-            "(runs set runtime.num_threads)",
-        )
-    for name, use in (
-        ("transformers", "pip install 'flowrl[torch]' to train and generate here"),
-        (
-            "ray",
-            "pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); no run uses it",
-        ),
-    ):
+    for name, use in _USES.items():
         version = versions(name)
-        if version:
-            yield Check(name=name, status=Status.OK, found=version)
+        if version is None:
+            yield _missing(name, "not installed", use)
+        elif name != "torch" or torch is None:
+            yield _ok(name, version)
+        elif torch.problem:
+            hint = "install torch again: pip install --force-reinstall torch"
+            if _has_torch_npu(versions):
+                hint = (
+                    "install Ascend CANN, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to leave "
+                    "torch_npu out"
+                )
+            yield _problem(name, f"{version} does not import: {torch.problem}", hint)
         else:
-            yield _absent(name, use)
+            yield _ok(
+                name,
+                f"{torch.version} built for {torch.built_for}, {counted(torch.threads, 'thread')} "
+                "by default (runs set runtime.num_threads)",
+            )
 
 
-def _torch_hint(versions: Installed) -> str:
-    if versions("torch-npu") or versions("torch_npu"):
-        return "install Ascend CANN, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to leave torch_npu out"
-    return "install torch again: pip install --force-reinstall torch"
+def _has_torch_npu(versions: Installed) -> bool:
+    return bool(versions("torch-npu") or versions("torch_npu"))
 
 
-def _absent(name: str, hint: str) -> Check:
-    return Check(name=name, status=Status.MISSING, found="not installed", hint=hint)
+def _cards(pool: ResourcePool, kind: str) -> list[str]:
+    cards = [device for _, _, device in pool if device.type == kind]
+    return [f"{card.id} {card.name} {_gib(card.memory_bytes)}" for card in cards]
 
 
 def _cuda(pool: ResourcePool, torch: _Torch | None) -> Check:
-    cards = [device for _, _, device in pool if device.type == "cuda"]
+    cards = _cards(pool, "cuda")
     if not cards:
-        return Check(name="cuda", status=Status.MISSING, found="no NVIDIA GPU is visible")
-    listed = ", ".join(f"{card.id} {card.name} {_gib(card.memory_bytes)}" for card in cards)
+        return _missing("cuda", "no NVIDIA GPU is visible")
+    listed = ", ".join(cards)
     if torch is None or torch.problem or torch.cuda >= len(cards):
-        return Check(name="cuda", status=Status.OK, found=listed)
-    seen = (
-        f"torch was built for {torch.built_for}"
-        if torch.built_for == "cpu"
-        else f"torch sees {torch.cuda} of them"
-    )
-    return Check(
-        name="cuda",
-        status=Status.PROBLEM,
-        found=f"{listed}; but {seen}",
-        hint="install a torch built for CUDA that fits the driver (https://pytorch.org)",
-    )
+        return _ok("cuda", listed)
+    for_cpu = torch.built_for == "cpu"
+    seen = "torch was built for cpu" if for_cpu else f"torch sees {torch.cuda} of them"
+    hint = "install a torch built for CUDA that fits the driver (https://pytorch.org)"
+    return _problem("cuda", f"{listed}; but {seen}", hint)
 
 
 def _npu(pool: ResourcePool, torch: _Torch | None, versions: Installed) -> Check:
-    chips = [device for _, _, device in pool if device.type == "npu"]
-    if not chips:
-        return Check(name="npu", status=Status.MISSING, found="no Ascend NPU is visible")
-    listed = ", ".join(f"{chip.id} {chip.name} {_gib(chip.memory_bytes)}" for chip in chips)
-    if torch is not None and torch.npu >= len(chips):
-        return Check(name="npu", status=Status.OK, found=listed)
-    if versions("torch-npu") or versions("torch_npu"):
+    cards = _cards(pool, "npu")
+    if not cards:
+        return _missing("npu", "no Ascend NPU is visible")
+    listed = ", ".join(cards)
+    if torch is not None and torch.npu >= len(cards):
+        return _ok("npu", listed)
+    hint = "pip install 'flowrl[npu]', in the version that fits torch and CANN"
+    if _has_torch_npu(versions):
         hint = "check CANN: source its set_env.sh before starting flowrl"
-    else:
-        hint = "pip install 'flowrl[npu]', in the version that fits torch and CANN"
-    return Check(
-        name="npu", status=Status.PROBLEM, found=f"{listed}; but torch does not see them", hint=hint
-    )
+    return _problem("npu", f"{listed}; but torch does not see them", hint)
 
 
 def _backends(rows: Sequence[BackendRow]) -> Iterable[Check]:
     if not rows:
-        yield Check(
-            name="backends",
-            status=Status.PROBLEM,
-            found="no plug-in is declared",
-            hint="pip install -e .",
-            stops=True,
-        )
+        yield _problem("backends", "no plug-in is declared", "pip install -e .", stops=True)
     for row in rows:
-        services = f"{', '.join(row.services)} on {', '.join(row.devices)}"
-        yield Check(
-            name=f"backend {row.name}",
-            status=Status.OK if row.usable else Status.PROBLEM,
-            found=services if row.usable else row.problem,
-            hint=row.hint,
-        )
+        name = f"backend {row.name}"
+        if row.usable:
+            yield _ok(name, f"{', '.join(row.services)} on {', '.join(row.devices)}")
+        else:
+            yield _problem(name, row.problem, row.hint)
 
 
 def _probe_torch(run: Runner) -> _Torch:
@@ -368,7 +340,7 @@ def render(checks: Sequence[Check]) -> str:
         shown.append(f"flowrl cannot run here: {', '.join(stopping)}")
     else:
         problems = sum(check.status is Status.PROBLEM for check in checks)
-        more = "" if not problems else f"; {problems} problem{'s' if problems > 1 else ''} above"
+        more = f"; {counted(problems, 'problem')} above" if problems else ""
         shown.append(f"flowrl runs here{more}")
     return "\n".join(shown) + "\n"
 
@@ -387,3 +359,129 @@ def run(json: bool) -> int:
     else:
         print(render(checks), end="")
     return 0 if usable else 2
+
+
+# Plug-ins.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRow:
+    """A plug-in as a row of the table.
+
+    Attributes:
+        name: The name in `roles.<name>.backend`.
+        distribution: The distribution that declares it.
+        version: The version of the distribution.
+        services: The services that it opens: `generate`, `train`, `score`.
+        devices: The types of devices on which it runs.
+        dtypes: Parameter types.
+        library: Version of the library behind it; empty where there is none.
+        usable: True if it can be used on this machine.
+        problem: Why it cannot be used; empty when usable.
+        hint: What to do about it; empty when usable.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    services: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    library: str = ""
+    usable: bool = False
+    problem: str = ""
+    hint: str = ""
+
+
+def collect() -> tuple[BackendRow, ...]:
+    """Returns a row for every declared plug-in, by name; a broken one has a row too."""
+    return tuple(describe(found) for found in available())
+
+
+def describe(found: Found) -> BackendRow:
+    """Returns the row of a plug-in."""
+    if found.plugin is None:
+        error = found.error
+        problem = "it does not load"
+        if error is not None:
+            problem = error.what + (f" ({error.found})" if error.found else "")
+        return BackendRow(
+            name=found.name,
+            distribution=found.distribution,
+            version=found.version,
+            problem=problem,
+            hint=(error.hint or "") if error is not None else "",
+        )
+    capabilities = found.plugin.capabilities
+    status = _check(found.plugin, found.distribution)
+    return BackendRow(
+        name=found.name,
+        distribution=found.distribution,
+        version=found.version,
+        services=tuple(sorted(str(service) for service in capabilities.services)),
+        devices=tuple(sorted(capabilities.devices)),
+        dtypes=tuple(sorted(capabilities.dtypes)),
+        library=status.version,
+        usable=status.usable,
+        problem=status.problem,
+        hint=status.hint,
+    )
+
+
+def _check(plugin: Plugin, distribution: str) -> BackendStatus:
+    try:
+        return plugin.check()
+    # Foreign code: one that breaks its promise not to raise must not hide the other plug-ins.
+    except Exception as error:
+        return BackendStatus(
+            usable=False,
+            problem=f"its check() raises {type(error).__name__}: {error}",
+            hint=f"repair or uninstall {distribution}",
+        )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table with left-aligned columns, without trailing blanks."""
+    lines = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def render_backends(rows: Sequence[BackendRow]) -> str:
+    """Returns a table for people, with a hint under each plug-in that cannot be used."""
+    if not rows:
+        return (
+            "no plug-in declares the entry point group flowrl.backends\n"
+            "  to do: install flowrl itself, for example `pip install -e .`\n"
+        )
+    head = ("backend", "usable", "services", "devices", "library", "from")
+    cells = [
+        (
+            row.name,
+            "yes" if row.usable else "no",
+            " ".join(row.services) or "-",
+            " ".join(row.devices) or "-",
+            row.library or "-",
+            f"{row.distribution} {row.version}".strip(),
+        )
+        for row in rows
+    ]
+    first, *lines = table(head, cells)
+    shown = [first]
+    for row, line in zip(rows, lines, strict=True):
+        shown.append(line)
+        if not row.usable:
+            shown.append(f"  why: {row.problem or 'it does not say'}")
+            if row.hint:
+                shown.append(f"  to do: {row.hint}")
+    return "\n".join(shown) + "\n"
+
+
+def run_backends(json: bool) -> int:
+    """Prints the plug-ins, as JSON or as a table; returns the exit code, always 0."""
+    rows = collect()
+    if json:
+        print(encode_json({"backends": [asdict(row) for row in rows]}), end="")
+    else:
+        print(render_backends(rows), end="")
+    return 0

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrl.cli.output import format_of, require_output, write_output
-from flowrl.cli.plan_inputs import offering_cluster
+from flowrl.cli.files import format_of, offering_cluster, require_output, stage_named, write_output
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
 from flowrl.viz import FORMATS, render
-from flowrl.wording import listing, one_of_them
+from flowrl.wording import one_of_them
 
 __all__ = ["GraphOptions", "load_graph", "run"]
 
@@ -29,16 +28,7 @@ LEVELS = ("traced", "lowered", "placed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOptions:
-    """The options of the command line.
-
-    Attributes:
-        form: The format of the output; None takes that of `output`, else a tree.
-        level: The level of the graph; options about passes show the lowered graph whatever it is.
-        print_after: Passes after which the graph is shown, in the place of the last one.
-        disable_pass: Passes that are left out.
-        stage: The stage of a config; None takes the last one, and says which there are.
-        output: A file to write to.
-    """
+    """The options of the command line; `flowrl.cli.app` describes each."""
 
     form: str | None = None
     level: str = "traced"
@@ -161,7 +151,7 @@ def load_graph(target: str, overrides: Sequence[str], options: GraphOptions) -> 
 
         if options.level == "traced" and not inspects:
             programs = api.trace(Path(target), overrides=overrides)
-            chosen = _stage(list(programs), options.stage, target)
+            chosen = stage_named(list(programs), options.stage, target)
             return LoadedGraph(graph=programs[chosen], stages=list(programs))
         # Only a placed graph depends on which plan is fastest.
         placed = options.level == "placed"
@@ -170,7 +160,7 @@ def load_graph(target: str, overrides: Sequence[str], options: GraphOptions) -> 
                 None, Path(target), overrides=overrides, measured=placed, runs=False
             )
         stages = [stage.name for stage in compiled.stages]
-        chosen = _stage(stages, options.stage, target)
+        chosen = stage_named(stages, options.stage, target)
         stage = next(stage for stage in compiled.stages if stage.name == chosen)
         if not inspects:
             return LoadedGraph(graph=stage.placed if placed else stage.graph, stages=stages)
@@ -206,20 +196,6 @@ def load_graph(target: str, overrides: Sequence[str], options: GraphOptions) -> 
         write=after_passes.append,
     )
     return LoadedGraph(graph=graph, stages=stages, after_passes=after_passes)
-
-
-def _stage(names: Sequence[str], name: str | None, target: str) -> str:
-    """Returns the stage of this name; without a name the last one."""
-    if name is None:
-        return names[-1]
-    if name not in names:
-        raise ConfigError(
-            f"{target} has no stage {name!r}",
-            where=f"--stage {name}",
-            expected=f"one of {listing(names)}",
-            hint=one_of_them(name, names),
-        )
-    return name
 
 
 def _stage_note(stages: Sequence[str]) -> str:

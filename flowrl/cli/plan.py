@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.output import format_of, require_output, write_output
-from flowrl.cli.plan_inputs import compiled_by, is_plan, machine_words, offering_cluster
+from flowrl.cli.files import (
+    compiled_by,
+    format_of,
+    is_plan,
+    machine_words,
+    offering_cluster,
+    require_output,
+    write_output,
+)
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
@@ -24,18 +31,7 @@ _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The options of the command line.
-
-    Attributes:
-        output: A file to write the plan to.
-        as_json: Print JSON and nothing else.
-        cluster: Devices to plan for; takes the place of the configuration's.
-        explain: Show every rejected choice with its reason.
-        top: How many plans are listed, best first.
-        pins: Decisions to keep, `rollout.tp=2`.
-        plan: A plan's file whose decisions are evaluated instead of searching for a plan.
-        routes: A pattern of parameters whose transfers from device to device are printed.
-    """
+    """The options of the command line; `flowrl.cli.app` describes each."""
 
     output: Path | None = None
     as_json: bool = False
@@ -138,29 +134,10 @@ def _as_overrides(options: PlanOptions, overrides: Sequence[str]) -> list[str]:
     """Returns `--cluster`, `--pin`, `--top` and `--explain` as overrides.
 
     Raises:
-        ConfigError: A pin is wrong, as in `machine_words`, or the number of plans is out of bounds.
+        ConfigError: A pin is wrong, as in `machine_words`.
     """
     words = machine_words(options.cluster, options.pins, overrides)
     if options.top is not None:
-        if options.top < 1:
-            raise ConfigError(
-                "too small a number of plans",
-                where="--top",
-                found=str(options.top),
-                expected="at least 1",
-                hint="write --top 1 for the best plan alone, --top 5 for the best five",
-            )
-        from flowrl.config.schema import MOST_ALTERNATIVES
-
-        most = 1 + MOST_ALTERNATIVES
-        if options.top > most:
-            raise ConfigError(
-                "too large a number of plans",
-                where="--top",
-                found=str(options.top),
-                expected=f"at most {most}",
-                hint=f"write --top {most} for as many as there may be",
-            )
         words.append(f"plan.alternatives={options.top - 1}")
     if options.explain and not any(word.startswith("plan.try_batches=") for word in overrides):
         words.append("plan.try_batches=true")
@@ -175,7 +152,6 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         plans = [load_plan(config)]
         steps = [one.step_s for one in plans[0].alternatives if one.step_s is not None]
         by_time = steps == sorted(steps)  # a file does not say its objective, but keeps the order
-        _warn_of_workflow(plans[0], config)
     else:
         from flowrl import api
 
@@ -271,22 +247,6 @@ def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanO
     else:
         stages = api.compile(None, config, overrides=words).stages
     print_routes(stages[-1], names, options)
-
-
-def _warn_of_workflow(plan: PlacementPlan, path: Path) -> None:
-    """Warns of a plan whose workflow is not installed: an edited name fits no configuration."""
-    from flowrl.program import registered_workflows
-    from flowrl.wording import suggestion
-
-    known = registered_workflows()
-    if plan.graph not in known:
-        meant = suggestion(plan.graph, known)
-        print(
-            f"warning: {path} (graph): no installed workflow is called {plan.graph!r}, so only a "
-            "configuration that brings one of this name can run or simulate the plan"
-            + (f"; {meant}" if meant else ""),
-            file=sys.stderr,
-        )
 
 
 def _write(plans: Sequence[PlacementPlan], output: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.output import require_json
+from flowrl.cli.files import require_json
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled

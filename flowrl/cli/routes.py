@@ -10,14 +10,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from flowrl.cost.activations import DTYPE_BYTES
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import ConfigError
 from flowrl.plan.routes import Transfer, expand_plan_route, route_parameters
-from flowrl.wording import listing, nearest
+from flowrl.wording import listing
 
 if TYPE_CHECKING:
     from flowrl.cli.plan import PlanOptions
@@ -57,9 +56,9 @@ def print_routes(stage: CompiledStage, names: str, options: PlanOptions) -> None
         PlanError: The tensors of the model are not known.
     """
     if stage.plan.schedule is None:
-        raise _travels_whole(stage.plan, options)
+        raise _whole_weights(stage.plan, options)
     written = [_written(stage, route, names) for route in stage.plan.weight_routes]
-    if written and not any(one.parameters for one in written):
+    if written and not any(route.parameters for route in written):
         raise _no_match(stage, names)
     if options.as_json:
         _print_json(written)
@@ -68,14 +67,14 @@ def print_routes(stage: CompiledStage, names: str, options: PlanOptions) -> None
 
 
 def _written(stage: CompiledStage, route: WeightRoute, names: str) -> _Written:
-    # What the planner took: the configuration's model, or that of what the role copies.
+    # The planner's model: the configuration's, or that of the copied role.
     shape = stage.context.costs[route.source].shape
     plan = stage.plan
-    user = next(one for one in plan.placements if one.role == route.destination)
+    user = next(placed for placed in plan.placements if placed.role == route.destination)
     parameters = route_parameters(shape, route.parameter_classes, names)
     return _Written(
         route=route,
-        parameters={one.name: one for one in parameters},
+        parameters={parameter.name: parameter for parameter in parameters},
         width=DTYPE_BYTES[user.dtype],
         transfers=iter(())
         if route.node is None
@@ -148,14 +147,14 @@ def _bytes(number: int) -> str:
     return f"{number:,} bytes" + (f" ({format_bytes(number)})" if number >= 1 << 20 else "")
 
 
-def _travels_whole(plan: PlacementPlan, options: PlanOptions) -> ConfigError:
+def _whole_weights(plan: PlacementPlan, options: PlanOptions) -> ConfigError:
     """Returns the error for a plan for one device, which has no slices."""
-    ways = [f"{one.source} {one.transport.replace('_', ' ')}" for one in plan.weight_routes]
+    routes = [f"{r.source} {r.transport.replace('_', ' ')}" for r in plan.weight_routes]
     other = options.plan or options.cluster
     return ConfigError(
         "weights of this plan are transferred as a whole, so there are no slices to list",
         where="--routes",
-        found=f"a plan for one device ({', '.join(ways) or 'no weights are transferred'})",
+        found=f"a plan for one device ({', '.join(routes) or 'no weights are transferred'})",
         expected="a plan over several devices",
         hint=f"name {'one' if options.plan else 'a cluster of several accelerators'} in the place "
         f"of {other}"
@@ -174,36 +173,14 @@ def _no_match(stage: CompiledStage, names: str) -> ConfigError:
             stage.context.costs[route.source].shape, route.parameter_classes
         )
     ]
-    alike = _alike(names, there)
-    meant = [name for name in there if alike is None or fnmatchcase(name, alike)]
     return ConfigError(
         "no transferred parameter has such a name",
         where="--routes",
         found=repr(names),
         expected=f"of {', '.join(dict.fromkeys(route.source for route in routes))}: "
-        f"{listing(dict.fromkeys(map(_any_number, meant)))}",
-        hint=f"did you mean '{alike}'?"
-        if alike
-        else "take one of them; '*' is all, '*layers.0.*' is a layer",
+        f"{listing(dict.fromkeys(map(_any_number, there)))}",
+        hint="take one of them; '*' is all, '*layers.0.*' is a layer",
     )
-
-
-def _alike(names: str, there: Sequence[str]) -> str | None:
-    """Returns the nearest pattern that matches a parameter; None where there is none.
-
-    It has names of parts in the place of mistyped ones, any number in the place of one that is too
-    large, and any text around it."""
-    parts = {part for name in there for part in name.split(".")}
-
-    def spelled(found: re.Match[str]) -> str:
-        return found[0] if found[0] in parts else nearest(found[0], parts) or found[0]
-
-    corrected = re.sub(r"[A-Za-z_]+", spelled, names)
-    for pattern in (names, corrected, re.sub(r"\d+", "*", names), re.sub(r"\d+", "*", corrected)):
-        for one in (pattern, f"*{pattern.strip('*')}*" if pattern else "*"):
-            if any(fnmatchcase(name, one) for name in there):
-                return one
-    return None
 
 
 def _any_number(name: str) -> str:

@@ -46,7 +46,7 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         FlowError: The run ended early.
     """
     from flowrl import api
-    from flowrl.cli.plan_inputs import refuse_many_devices, run_by
+    from flowrl.cli.files import refuse_many_devices, run_by
     from flowrl.config.load import load_config, locating
     from flowrl.plan.check.file_lines import lines_of
 

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.output import require_json
-from flowrl.cli.plan_inputs import compiled_by, is_plan, machine_words, offering_cluster
+from flowrl.cli.files import (
+    compiled_by,
+    is_plan,
+    machine_words,
+    offering_cluster,
+    require_json,
+    stage_named,
+)
 from flowrl.errors import ConfigError
-from flowrl.wording import one_of_them
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
@@ -31,23 +36,7 @@ __all__ = ["SimulateOptions", "compare_run", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """The options of the command line.
-
-    Attributes:
-        steps: Steps to simulate.
-        faults: A file of faults.
-        lengths: A distribution of lengths, or a file of them.
-        engines: Engines of each generating role; None takes the plan's.
-        profile: Measured times; None looks where `plan.profile` says, or `flowrl profile` writes.
-        stage: The name of the stage; None takes the last.
-        trace: The file of the trace; None is `RUNS/NAME.trace.json`.
-        against: A run folder whose steps are compared with the prediction; its lengths are taken
-            unless others are named.
-        cluster: Devices to plan for; takes the place of the configuration's.
-        pins: Decisions that the plan keeps, `rollout.tp=2`.
-        plan: A plan's file, in place of a new plan.
-        as_json: Print JSON and nothing else.
-    """
+    """The options of the command line; `flowrl.cli.app` describes each."""
 
     steps: int = 20
     faults: Path | None = None
@@ -87,7 +76,8 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     path = config.runtime.runs / f"{config.name}.trace.json"
     path = require_json(options.trace, path, "--trace")
     compiled = _compiled(loaded, options.plan)
-    stage = _stage(compiled, options.stage)
+    names = [stage.name for stage in compiled.stages]
+    stage = compiled.stages[names.index(stage_named(names, options.stage, config.name))]
     measured = [] if options.against is None else _measured(options.against, stage.name)
     if options.against is not None:
         _warn_of_differences(loaded, stage, options.against, options.engines)
@@ -253,30 +243,6 @@ def _check(config: Path, options: SimulateOptions) -> None:
                 where=name,
                 hint=f"leave --plan or {name} out",
             )
-    for name, value in (("steps", options.steps), ("engines", options.engines)):
-        if value is not None and value < 1:
-            raise ConfigError(
-                "too small a number",
-                where=f"--{name}",
-                found=str(value),
-                expected="at least 1",
-                hint=f"write --{name} 1 or more, or leave it out",
-            )
-
-
-def _stage(compiled: Compiled, name: str | None) -> CompiledStage:
-    stages = {stage.name: stage for stage in compiled.stages}
-    if name is None:
-        return compiled.stages[-1]
-    if name not in stages:
-        raise ConfigError(
-            "no such stage",
-            where="--stage",
-            found=name,
-            expected=f"one of {', '.join(stages)}",
-            hint=one_of_them(name, stages),
-        )
-    return stages[name]
 
 
 def _times(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.plan_inputs import is_plan, machine_words, offering_cluster
+from flowrl.cli.files import is_plan, machine_words, offering_cluster
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
@@ -23,22 +23,10 @@ __all__ = ["SizeOptions", "numbers_of", "run"]
 LARGE = 1024
 """A pool of this many devices takes seconds to plan for, so its planning is announced."""
 
-MOST_OF_A_NODE = 1024
-"""Devices that `--node-size` may ask for; searching takes longer the more there are."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeOptions:
-    """The options of the command line.
-
-    Attributes:
-        cluster: A cluster whose kinds of devices, nodes and hosts are taken.
-        device: A device of the catalogue, in place of `cluster`.
-        node_size: Devices of a node, with `device`.
-        sweep: Numbers of devices, `devices=8:1024`; None looks for the fewest that fit.
-        pins: Decisions to keep, `rollout.tp=2`.
-        as_json: Print JSON and nothing else.
-    """
+    """The options of the command line; `flowrl.cli.app` describes each."""
 
     cluster: str | None = None
     device: str | None = None
@@ -55,14 +43,6 @@ def run(config: Path, overrides: Sequence[str], options: SizeOptions) -> None:
         FlowError: The configuration is wrong, the devices are not known, or the job fits no number
             of them.
     """
-    _refuse_plan(config, options)
-    _check_devices(options)
-    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
-    with offering_cluster(config, words, "--cluster FILE"):
-        _print_sizes(config, words, options)
-
-
-def _refuse_plan(config: Path, options: SizeOptions) -> None:
     if is_plan(config):
         raise ConfigError(
             "a plan is made for one number of devices, so sizes are found for its configuration",
@@ -72,6 +52,10 @@ def _refuse_plan(config: Path, options: SizeOptions) -> None:
             hint=f"name the configuration in the place of {config}; "
             f"`flowrl plan {config}` shows the plan",
         )
+    _check_devices(options)
+    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
+    with offering_cluster(config, words, "--cluster FILE"):
+        _print_sizes(config, words, options)
 
 
 def _check_devices(options: SizeOptions) -> None:
@@ -90,21 +74,11 @@ def _check_devices(options: SizeOptions) -> None:
             expected="--device NAME or --cluster FILE",
             hint="add --device NAME (configs/hardware) or --cluster FILE (configs/clusters)",
         )
-    if options.node_size is None:
-        return
-    if options.device is None:
+    if options.node_size is not None and options.device is None:
         raise ConfigError(
             "--node-size belongs to --device; the nodes of a cluster have their own sizes",
             where="--node-size",
             hint="add --device NAME, or leave --node-size out",
-        )
-    if options.node_size > MOST_OF_A_NODE:
-        raise ConfigError(
-            "no node has so many devices",
-            where="--node-size",
-            found=str(options.node_size),
-            expected=f"at most {MOST_OF_A_NODE:,}",
-            hint="give the devices of one node, 8 in most machines",
         )
 
 

@@ -15,18 +15,8 @@ from flowrl.wording import listing, nearest, suggestion
 
 __all__ = ["usage_error"]
 
-_MOVED = {
-    ("plan", "--diff"): "flowrl diff A B",
-    ("graph", "--diff"): "flowrl diff A B",
-    ("plan", "--min-devices"): "flowrl size CONFIG",
-    ("plan", "--sweep"): "flowrl size CONFIG --sweep devices=A:B",
-    ("plan", "--device"): "flowrl size CONFIG --device NAME",
-    ("plan", "--node-size"): "flowrl size CONFIG --device NAME --node-size N",
-}
-"""The commands that do what an option of a command once did."""
-
 _EXTRA = re.compile(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)")
-_LEAST = re.compile(r"greater than or equal to (\S+)|>=\s*(\S+)")
+_BOUND = re.compile(r"(greater|less) than or equal to (\S+)")
 
 
 def usage_error(error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> ConfigError:
@@ -86,13 +76,12 @@ def _no_option(
     option: str, name: str, commands: Mapping[str, Any], words: Sequence[str]
 ) -> ConfigError:
     own = _options(commands[name])
-    others = [one for one, other in commands.items() if option in _options(other)]
+    others = [command for command in commands if option in _options(commands[command])]
     value = _value_of(words, [option])
-    moved = _MOVED.get((name, option))
-    hint = None if moved is None else f"write `{moved}`"
+    hint = None
     # A correct key that is only written as an option is likelier than a similar option.
-    if hint is None and _takes_overrides(commands[name]):
-        hint = _as_override(option, value, own)
+    if any(param.name == "overrides" for param in commands[name].params):
+        hint = _as_override(option, value)
     if hint is None and others:
         hint = f"it belongs to `flowrl {others[0]}`; leave it out here"
     if hint is None and (match := nearest(option, own)) is not None:
@@ -105,7 +94,7 @@ def _no_option(
     )
 
 
-def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | None:
+def _as_override(option: str, value: str | None) -> str | None:
     """Returns how to write a key of the configuration that was given as an option."""
     from flowrl.config.problems import homes_of
     from flowrl.config.schema import RunConfig
@@ -160,11 +149,10 @@ def _bad_use(option: str, name: str, commands: Mapping[str, Any], text: str) -> 
 def _bad_value(param: Any, name: str, words: Sequence[str], text: str) -> ConfigError:
     option = max(param.opts, key=len)
     value = _value_of(words, param.opts)
-    least = _LEAST.search(text)
     expected = "a whole number" if "integer" in text else "a number" if "float" in text else None
-    if least is not None:
-        bound = (least[1] or least[2]).rstrip(".")
-        expected = f"a number of at least {bound}"
+    if (bound := _BOUND.search(text)) is not None:
+        side = "least" if bound[1] == "greater" else "most"
+        expected = f"a number of at {side} {bound[2].rstrip('.')}"
     default = getattr(param, "default", None)
     example = default if isinstance(default, int) and not isinstance(default, bool) else 8
     return ConfigError(
@@ -184,10 +172,6 @@ def _options(command: Any) -> list[str]:
         for option in param.opts
         if option.startswith("--") and option != "--debug"
     ]
-
-
-def _takes_overrides(command: Any) -> bool:
-    return any(param.name == "overrides" for param in command.params)
 
 
 def _usage(name: str, commands: Mapping[str, Any]) -> str:

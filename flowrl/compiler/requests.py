@@ -283,31 +283,32 @@ def _environments(
 def _pins(loaded: LoadedConfig) -> tuple[Pin, ...]:
     """Reads pins in both forms: `{rollout: {tp: 2}}`, and `rollout.tp=2` of the command line.
 
+    The planner checks their values.
+
     Raises:
-        ConfigError: values that no pin has; one error for all of them.
+        ConfigError: some name no field; one error for all of them.
     """
     pins, problems = list[Pin](), list[ConfigError]()
     waiting: list[tuple[str, object]] = list(reversed(loaded.config.plan.pins.items()))
     while waiting:
         name, value = waiting.pop()
-        where = loaded.where(f"plan.pins.{name}")
         if isinstance(value, dict):
             waiting += [(f"{name}.{key}", inner) for key, inner in reversed(value.items())]
             continue
+        where = loaded.where(f"plan.pins.{name}")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
         subject, dot, field = name.rpartition(".")
-        if dot and isinstance(value, str | int) and not isinstance(value, bool):
-            pins.append(Pin(subject=subject, field=field, value=str(value), where=where))
-            continue
-        written = str(value).lower() if isinstance(value, bool) else str(value)
-        problems.append(
-            ConfigError(
+        if dot:
+            pins.append(Pin(subject=subject, field=field, value=text, where=where))
+        else:
+            problem = ConfigError(
                 "a pin says a number or devices of a part of the plan",
                 where=where,
-                found=f"{name}={written}",
+                found=f"{name}={text}",
                 expected="WHAT.FIELD=VALUE, for example rollout.tp=2 or actor.devices=0-31",
                 hint=f"pin one of {listing(FIELDS)}",
             )
-        )
+            problems.append(problem)
     if problems:
         raise combine(problems)
     return tuple(pins)

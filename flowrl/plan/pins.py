@@ -41,7 +41,6 @@ __all__ = [
     "pins_of",
     "read_pins",
     "tell",
-    "values_of",
 ]
 
 LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
@@ -396,16 +395,6 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork], roles: Sequence[str]) -> list[Ta
 def _operation_name(task: TaskWork) -> str:
     """`update` of `actor.update`, and of what is numbered because a role has several of them."""
     return task.id.removeprefix(f"{task.role.name}.").partition(".")[0]
-
-
-def values_of(field: str) -> str | None:
-    """What a field of a pin takes, in words; None of what cannot be pinned."""
-    if field in _WORDS:
-        *most, last = _WORDS[field]
-        return f"{', '.join(most)} or {last}"
-    if field == "devices":
-        return "numbers of devices and ranges of them, such as 0-31 or 0-7,16-23"
-    return "a whole number from 1" if field in FIELDS else None
 
 
 def _value(pin: Pin, numbering: Sequence[int]) -> str:

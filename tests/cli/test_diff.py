@@ -96,17 +96,6 @@ def test_mistakes_end_with_2_and_say_what_to_do(
     assert said in err
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_configuration_that_is_taken_for_a_plan_is_told_to_be_one(
-    flowrl: Run, files: None, turned: bool
-):
-    words = [LARGE, "best.yaml"] if turned else ["best.yaml", LARGE]
-    code, _, err = flowrl("diff", *words)
-    assert code == 2
-    assert f"{LARGE} is a configuration and no plan" in err
-    assert "--output" in err
-
-
 def test_a_plan_is_compared_with_the_plan_of_a_changed_configuration(flowrl: Run, files: None):
     code, out, err = flowrl("diff", "best.yaml", QUICKSTART, "train.prompts_per_step=32")
     assert (code, err) == (0, "")

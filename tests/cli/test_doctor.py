@@ -12,9 +12,8 @@ import pytest
 
 from flowrl.backend.protocols import BackendStatus, Capabilities, Service
 from flowrl.backend.registry import Found
-from flowrl.cli import backends, doctor
-from flowrl.cli.backends import BackendRow, describe
-from flowrl.cli.doctor import Check, Status, examine
+from flowrl.cli import doctor
+from flowrl.cli.doctor import BackendRow, Check, Status, describe, examine
 from flowrl.cluster.command import CommandResult
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.errors import BackendError
@@ -203,7 +202,7 @@ def test_a_usable_plugin_shows_its_services_devices_and_library():
         ("cpu", "npu"),
         "9.1",
     )
-    lines = backends.render([row]).splitlines()
+    lines = doctor.render_backends([row]).splitlines()
     assert lines[0].split() == ["backend", "usable", "services", "devices", "library", "from"]
     assert lines[1] == "mine     yes     generate train  cpu npu  9.1      my-dist 2.0"
 
@@ -231,19 +230,19 @@ def test_a_usable_plugin_shows_its_services_devices_and_library():
 def test_a_plugin_that_cannot_be_used_says_why_and_what_to_do(declared, why, to_do):
     row = describe(declared)
     assert not row.usable
-    assert backends.render([row]).splitlines()[2:] == [f"  why: {why}", f"  to do: {to_do}"]
+    assert doctor.render_backends([row]).splitlines()[2:] == [f"  why: {why}", f"  to do: {to_do}"]
 
 
 def test_no_plugin_at_all_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(backends, "available", tuple)
-    assert backends.run(json=False) == 0
+    monkeypatch.setattr(doctor, "available", tuple)
+    assert doctor.run_backends(json=False) == 0
     assert "no plug-in declares" in capsys.readouterr().out
 
 
 def test_json_is_all_that_backends_prints(monkeypatch, capsys):
     usable = found(Plug(BackendStatus(usable=True)))
-    monkeypatch.setattr(backends, "available", lambda: (usable,))
-    assert backends.run(json=True) == 0
+    monkeypatch.setattr(doctor, "available", lambda: (usable,))
+    assert doctor.run_backends(json=True) == 0
     (row,) = json.loads(capsys.readouterr().out)["backends"]
     assert row["name"] == "mine"
     assert row["services"] == ["generate", "train"]
@@ -263,7 +262,7 @@ def test_json_of_doctor_says_whether_flowrl_runs_as_its_exit_code_does(
 
 def test_neither_command_imports_torch_or_ray():
     code = (
-        "import sys, flowrl.cli.backends as b, flowrl.cli.doctor; b.collect(); "
+        "import sys, flowrl.cli.doctor as b; b.collect(); "
         "print([name for name in ('torch', 'transformers', 'ray') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl.cli.plan_inputs import machine_words
+from flowrl.cli.files import machine_words
 from flowrl.errors import ConfigError, PlanError, combine
 from tests.cli.command_line import ROOT, runner
 
@@ -53,9 +53,9 @@ def test_devices_of_several_kinds_are_told_of_all_tasks(told):
 
 def test_values_without_a_field_are_all_told(told):
     text = told(CONFIG, "rollout.tp=[2]", "actor.dp=true", "reference.tp=2")
-    assert "tp of rollout cannot be" in text
+    assert "tp is a whole number from 1 up" in text
     assert "and 1 more mistake: command line (plan.pins.actor.dp=true)" in text
-    assert "dp of actor cannot be true" in text
+    assert "dp is a whole number from 1 up" in text
 
 
 def test_pins_of_nothing_or_of_no_value_are_told_with_those_that_contradict(told):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
-from flowrl.cli.plan_inputs import machine_words
+from flowrl.cli.files import machine_words
 from flowrl.plan import PlacementPlan, load_plan
 from flowrl.plan.explain.top import top_lines
 from flowrl.plan.schema import Alternative
@@ -239,8 +239,8 @@ def test_an_edited_plan_is_evaluated_and_written_with_what_follows_from_it(
         ([*NODE, "--pin", "rollout"], "a pin says a number or devices"),
         ([*NODE, "--pin", "rollout.tp=2", "--pin", "rollout.tp=4"], "contradict each other"),
         ([*NODE, "--pin", "rollout.tp=8"], "set tp to 2 or 4, or leave"),
-        ([*NODE, "--top", "0"], "too small a number of plans"),
-        ([*NODE, "--top", "60"], "--top: too large a number of plans"),
+        ([*NODE, "--top", "0"], "this is no value of --top"),
+        ([*NODE, "--top", "60"], "alternatives must be at most 50"),
         (["--plan", "gone.yaml"], "the plan cannot be read"),
         (["--cluster", "configs/clusters/gone.yaml"], "no such cluster file"),
         ([*NODE, "plan.mean_response_tokens=4000"], "longer than the longest"),

@@ -183,25 +183,18 @@ def test_where_nothing_travels_that_is_said(flowrl: Run):
 
 
 @pytest.mark.parametrize(
-    ("names", "expected", "hint"),
-    [
-        ("q_proj", "model.layers.*.self_attn.q_proj.weight", "did you mean '*q_proj*'?"),
-        ("*q_porj*", "model.layers.*.self_attn.q_proj.weight", "did you mean '*q_proj*'?"),
-        ("*layer.1.mlp*", "model.layers.*.mlp.gate_proj", "did you mean '*layers.1.mlp*'?"),
-        ("*layers.99.mlp*", "model.layers.*.mlp.up_proj", "did you mean '*layers.*.mlp*'?"),
-        ("", "model.embed_tokens.weight", "did you mean '*'?"),
-        ("zzz", "lm_head.weight", "take one of them; '*' is all"),
-    ],
+    ("names", "expected"),
+    [("*layer.1.mlp*", "model.layers.*.mlp.gate_proj"), ("", "model.embed_tokens.weight")],
 )
-def test_a_pattern_without_a_match_gets_the_nearest_that_has_one(
-    flowrl: Run, names: str, expected: str, hint: str
+def test_a_pattern_without_a_match_gets_the_names_that_there_are(
+    flowrl: Run, names: str, expected: str
 ):
     code, out, err = flowrl(CONFIG, *NODE, "--routes", names, "--json")
     assert (code, out) == (2, "")
     assert err.startswith("error: --routes: no transferred parameter has such a name\n")
     assert f"  found: {names!r}; expected: of actor: " in err
     assert expected in err
-    assert f"  to fix: {hint}" in err
+    assert "  to fix: take one of them; '*' is all" in err
 
 
 @pytest.mark.parametrize(

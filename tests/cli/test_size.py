@@ -193,7 +193,7 @@ def test_devices_without_rates_are_told_to_be_left_idle(size: Run, plan: Run, mi
     ("words", "said"),
     [
         ([], "command line: `flowrl size` needs to know which devices are counted"),
-        ([*H100, "--node-size", "1000000000"], "no node has so many devices"),
+        ([*H100, "--node-size", "1000000000"], "this is no value of --node-size"),
         ([*CLUSTER, "--node-size", "4"], "--node-size belongs to --device"),
         (["--device", "CPU"], "`flowrl size` counts accelerators, and a CPU is none"),
         (["--device", "cpu", "--sweep", "devices=8"], "counts accelerators, and a CPU is none"),

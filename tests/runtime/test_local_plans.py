@@ -13,7 +13,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import api
-from flowrl.cli.plan_inputs import run_by
+from flowrl.cli.files import run_by
 from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.errors import PlanError

@@ -254,9 +254,9 @@ def test_a_stage_of_examples_has_rows_a_second(place, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--steps", "0"], "--steps: too small a number"),
-        (["--engines", "0"], "--engines: too small a number"),
-        (["--stage", "ppo"], "--stage: no such stage"),
+        (["--steps", "0"], "this is no value of --steps"),
+        (["--engines", "0"], "this is no value of --engines"),
+        (["--stage", "ppo"], "has no stage 'ppo'"),
         (["--lengths", "normal:3"], "no such file, and no distribution of lengths either"),
         (["--lengths", "constant:x"], "lengths"),
         (["--faults", "nothing.yaml"], "nothing.yaml: no such file"),

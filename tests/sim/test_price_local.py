@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flowrl import api
-from flowrl.cli.plan_inputs import run_by
+from flowrl.cli.files import run_by
 from flowrl.errors import PlanError
 from flowrl.plan import PlacementPlan, load_plan, save_plan
 from flowrl.plan.settle_local import settled

@@ -1,30 +1,38 @@
-"""The inputs of commands besides a configuration: a plan's file, a cluster, pins."""
+"""The files of commands: plans and clusters that they read, and outputs that they write."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import yaml
 
 from flowrl.errors import ConfigError, FlowError, combine
+from flowrl.files import require_writable, write_result
+from flowrl.wording import listing, one_of_them
+
+__all__ = [
+    "compiled_by",
+    "format_of",
+    "is_plan",
+    "machine_words",
+    "offering_cluster",
+    "refuse_many_devices",
+    "require_json",
+    "require_output",
+    "run_by",
+    "stage_named",
+    "write_output",
+]
+
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.config.load import LoadedConfig
     from flowrl.plan import PlacementPlan
-
-__all__ = [
-    "compiled_by",
-    "is_plan",
-    "machine_words",
-    "offering_cluster",
-    "refuse_many_devices",
-    "run_by",
-]
 
 
 def is_plan(path: Path) -> bool:
@@ -158,6 +166,24 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
     return compiled.with_plan(plan)
 
 
+def stage_named(names: Sequence[str], name: str | None, config: str | Path) -> str:
+    """Returns the stage that `--stage` names; without a name the last one.
+
+    Raises:
+        ConfigError: The configuration has no such stage.
+    """
+    if name is None:
+        return names[-1]
+    if name not in names:
+        raise ConfigError(
+            f"{config} has no stage {name!r}",
+            where=f"--stage {name}",
+            expected=f"one of {listing(names)}",
+            hint=one_of_them(name, names),
+        )
+    return name
+
+
 def refuse_many_devices(path: Path) -> None:
     """Raises PlanError for a plan's file over many devices, which this machine cannot run."""
     from flowrl.plan import load_plan
@@ -186,3 +212,96 @@ def _located(path: Path, line: str) -> str:
     key, colon, rest = line.partition(": ")
     is_key = colon and line_of(path.read_text(encoding="utf-8"), key) is not None
     return f"{at_line(path, key)}: {rest}" if is_key else f"{path}: {line}"
+
+
+# Output files; their paths are checked before the work, which may take long.
+
+_F = TypeVar("_F")
+
+
+def format_of(
+    path: Path, formats: Mapping[str, _F], default: _F | None = None, option: str = "--output"
+) -> _F:
+    """Returns the format that the suffix of a file's name means.
+
+    Args:
+        formats: The formats by suffix: `{".json": "json"}`.
+        default: The format of a name without a suffix; None refuses such a name.
+        option: The option that names the file.
+
+    Raises:
+        ConfigError: The suffix is none of the formats'.
+    """
+    format = formats.get(path.suffix, None if path.suffix else default)  # noqa: A001
+    if format is not None:
+        return format
+    ends = list(formats)
+    raise ConfigError(
+        "the end of the file's name says its format, and this one is not offered",
+        where=option,
+        found=str(path),
+        expected=f"a name that ends in {' or '.join(ends)}",
+        hint=f"{option} {path.with_suffix(ends[0])}",
+    )
+
+
+def require_output(path: Path, option: str = "--output") -> None:
+    """Checks before the work begins that a file can be written.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        require_writable(path)
+    except OSError as error:
+        raise _not_written(path, option, error) from error
+
+
+def require_json(given: Path | None, default: Path, option: str) -> Path:
+    """Returns the path of a JSON file, checked before the work begins.
+
+    Args:
+        given: The path that the option gives; its folder must exist.
+        default: The path where the option is not given; its folder is made.
+
+    Raises:
+        ConfigError: It cannot be written, or its suffix is that of another format.
+    """
+    if given is None:
+        try:
+            default.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_written(default, option, error) from error
+    else:
+        format_of(given, {".json": "json"}, "json", option)
+    require_output(given or default, option)
+    return given or default
+
+
+def write_output(path: Path, text: str, what: str | None = None) -> None:
+    """Writes a file as a whole, or into a device or pipe.
+
+    Args:
+        what: The contents, which are named on standard error; None prints nothing.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        write_result(path, text)
+    except OSError as error:
+        raise _not_written(path, "--output", error) from error
+    if what is not None and path.is_file():  # the reader of a pipe sees the contents
+        print(f"written to {path}: {what}", file=sys.stderr)
+
+
+def _not_written(path: Path, option: str, error: OSError) -> ConfigError:
+    missing = not path.parent.is_dir()
+    return ConfigError(
+        f"the {option.lstrip('-')} cannot be written",
+        where=option,
+        found=f"no folder {path.parent}" if missing else f"{path}: {error.strerror}",
+        hint=f"make the folder first: mkdir -p {path.parent}"
+        if missing
+        else f"name a file that may be written: {option} FILE",
+    )
