@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from flowrl.algo.advantages import AdvantageBatch, group_relative
+from flowrl.algo.advantages import AdvantageBatch
+from flowrl.algo.advantages.group import group_relative
 from flowrl.algo.filters import difficulty, zero_variance
 from flowrl.algo.resolve import resolve_advantage, resolve_filter
 from flowrl.errors import GraphError, RewardError

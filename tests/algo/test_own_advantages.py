@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.algo.advantages import AdvantageBatch, gae, reinforce_pp, remax, token_rewards
-from flowrl.algo.advantages.token import optimal_token_baseline
+from flowrl.algo.advantages import AdvantageBatch, token_rewards
+from flowrl.algo.advantages.token import gae, optimal_token_baseline, reinforce_pp, remax
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
