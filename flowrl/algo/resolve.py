@@ -16,17 +16,8 @@ import numpy.typing as npt
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
 from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import GraphError
-from flowrl.specs import (
-    KL,
-    AdvantageSpec,
-    FilterSpec,
-    LossSpec,
-    MapSpec,
-    OwnAdvantage,
-    OwnLoss,
-    SelectSpec,
-    Spec,
-)
+from flowrl.specs import KL, AdvantageSpec, FilterSpec, LossSpec, MapSpec, OwnLoss, SelectSpec, Spec
+from flowrl.specs.advantage import OwnAdvantage
 
 if TYPE_CHECKING:
     import torch

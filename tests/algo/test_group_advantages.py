@@ -25,10 +25,9 @@ from flowrl.algo.advantages.group import (
 )
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.errors import RewardError
-from flowrl.specs import (
+from flowrl.specs import AdvantageSpec, GroupRelative
+from flowrl.specs.advantage import (
     GPG,
-    AdvantageSpec,
-    GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,

@@ -14,18 +14,17 @@ from flowrl.algo.resolve import resolve_advantage
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
-from flowrl.specs import (
+from flowrl.specs import GroupRelative, spec_from_json
+from flowrl.specs.advantage import (
     GAE,
     Distill,
     GroupInGroup,
-    GroupRelative,
     NormaliseThenSum,
     OptimalTokenBaseline,
     OwnAdvantage,
     ReinforcePP,
     ReMax,
     UserAdvantage,
-    spec_from_json,
 )
 from tests.algo import own_functions as own
 

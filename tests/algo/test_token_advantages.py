@@ -25,8 +25,14 @@ from flowrl.algo.advantages.token import (
 )
 from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.algo.resolve import resolve_advantage
-from flowrl.specs import GAE, GroupInGroup, OptimalTokenBaseline, ReinforcePP, ReMax
-from flowrl.specs.advantage import Masking
+from flowrl.specs.advantage import (
+    GAE,
+    GroupInGroup,
+    Masking,
+    OptimalTokenBaseline,
+    ReinforcePP,
+    ReMax,
+)
 from flowrl.specs.kl import Estimator
 
 MASKINGS: tuple[Masking, ...] = get_args(Masking)
