@@ -47,7 +47,7 @@ def _stages_are_named(loaded: LoadedConfig) -> Problems:
         key = f"stage.{name}"
         if name == last:
             yield ConfigError(
-                f"{name!r} is the last stage, whose keys stand at the top",
+                f"{name!r} is the last stage, whose keys are at the top",
                 where=loaded.where_within(key),
                 hint=f"write train, args, stop and workflow without {key} before them",
             )
@@ -151,7 +151,7 @@ def _keys_of_rows_are_read(loaded: LoadedConfig) -> Problems:
             f"no data reads data.{name}: a source of kind {kind} has "
             + ("no templates" if sums else "its own"),
             where=loaded.where(f"data.{name}"),
-            found=f"{value!r} beside data.train of kind {kind}",
+            found=f"{value!r} next to data.train of kind {kind}",
             hint=f"leave data.{name} out"
             if sums
             else f"write data.train.{name}={value!r} in its place",

@@ -222,7 +222,7 @@ def _refuse_plan(path: Path, values: Mapping[str, object]) -> None:
         raise ConfigError(
             "this is a plan that was written, not a config",
             where=str(path),
-            expected="a config; a plan goes beside the one that it was made for",
+            expected="a config; a plan is given with the one that it was made for",
             hint=f"flowrl run CONFIG --plan {path}, or flowrl plan {path} to look at it",
         )
 
@@ -267,10 +267,10 @@ def _override_hint(word: str, config: Path | None) -> str:
     if config is None or word.startswith("-") or given.suffix not in _FILES:
         return f"write {word.lstrip('-') or 'KEY'}=VALUE"
     if given.suffix == ".py":
-        return f"write workflow={word}, for a workflow goes beside a configuration so"
+        return f"write workflow={word}, which is a key of the configuration"
     if _describes_machines(config):
         return (
-            f"the configuration goes first, and {config} beside it: {word} cluster={config} "
+            f"the configuration goes first, then the cluster: {word} cluster={config} "
             f"(`flowrl plan` takes --cluster {config} too)"
         )
     if _describes_machines(given):

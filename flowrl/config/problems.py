@@ -309,7 +309,7 @@ class _Problem:
         if "." in self.name:
             hint: str | None = "nest keys in a file; dots belong to the command line"
         elif self.path == ("nodes",):
-            hint = "a file that describes machines goes beside a configuration, as cluster=FILE"
+            hint = "a file that describes machines goes next to a configuration, as cluster=FILE"
         else:
             # A right key in the wrong section beats a key that is merely similar.
             homes = homes_of(self.name, self.root)

@@ -210,7 +210,7 @@ def _term_problems(terms: Sequence[RewardTerm]) -> Iterator[ConfigError]:
                 known = any(term.of == other.name for other in terms)
                 yield ConfigError(
                     f"{term.name} is of {term.of!r}, which "
-                    + ("does not stand before it" if known else "is no reward term"),
+                    + ("does not come before it" if known else "is no reward term"),
                     where=f"{index}.of",
                     expected=f"one of {listing(before)}" if before else "a term before it",
                     hint=None if known else suggestion(term.of, before),

@@ -266,11 +266,8 @@ def _is_indented_wrongly(line: str, column: int, problem: str) -> bool:
 
 
 def _indentation_hint(above: Sequence[str], line: str, number: int) -> str:
-    written = [
-        (place, text)
-        for place, text in enumerate(above, start=1)
-        if text.strip() and not text.lstrip().startswith("#")
-    ]
+    texts = [(place, text) for place, text in enumerate(above, start=1) if text.strip()]
+    written = [(place, text) for place, text in texts if not text.lstrip().startswith("#")]
     if not written:
         return f"indent line {number} as the keys that it belongs to"
     place, last = written[-1]
@@ -278,10 +275,10 @@ def _indentation_hint(above: Sequence[str], line: str, number: int) -> str:
     # The keys of a list's entry begin after its dash.
     leading = " " if is_entry else " -"
     own, other = (len(text) - len(text.lstrip(leading)) for text in (line, last))
-    what = "entries of a list" if is_entry else "keys"
     return (
-        f"mend the indentation: line {number} begins after {counted(own, 'space')}, line {place} "
-        f"after {other}, and {what} that belong together begin at the same place"
+        f"correct the indentation: line {number} begins after {counted(own, 'space')}, "
+        f"line {place} after {other}, and {'entries of a list' if is_entry else 'keys'} that "
+        "belong together begin at the same place"
     )
 
 
@@ -298,7 +295,7 @@ def _node(node: yaml.Node, origin: Origin, outside: tuple[yaml.Node, ...] = ()) 
         raise ConfigError(
             "an anchor refers to itself",
             where=str(here),
-            hint="write the value out where the alias (`*NAME`) stands",
+            hint="write the value out in place of the alias (`*NAME`)",
         )
     if len(outside) >= _DEEPEST:
         raise _too_deep(str(here))
@@ -314,7 +311,7 @@ def _node(node: yaml.Node, origin: Origin, outside: tuple[yaml.Node, ...] = ()) 
         if key in entries:
             first = next(first for first, _ in node.value if first.value == key)
             raise ConfigError(
-                f"the key {key!r} stands twice in one mapping",
+                f"the key {key!r} is written twice in one mapping",
                 where=str(place),
                 found=f"first in line {first.start_mark.line + 1}",
                 hint="keep one of them",

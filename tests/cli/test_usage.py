@@ -61,7 +61,7 @@ def test_a_misused_command_line_is_told_what_to_write(capfd, words: str, said: s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([CLUSTER, CONFIG], f"the configuration goes first, and {CLUSTER} beside it"),
+        ([CLUSTER, CONFIG], "the configuration goes first, then the cluster"),
         ([CONFIG, CLUSTER], f"write cluster={CLUSTER}"),
         ([CONFIG, QUICK], f"`extends: {QUICK}` at the top"),
         ([CONFIG, "mine.py"], "write workflow=mine.py"),

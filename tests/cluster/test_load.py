@@ -85,7 +85,7 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
         ("kind: nvlink", "kind: PCI Express", 10, "nodes.0.links.0.kind", "it is called pcie"),
         ("kind: nvlink", "kind: PCI-E", 10, "nodes.0.links.0.kind", "did you mean 'pcie'"),
         ("kind: nvlink", "kind: HCCS", 10, "nodes.0.links.0.kind", "did you mean 'hccs'"),
-        ("cores: 96", "memory_gib: 1024", 5, "", "'memory_gib' stands twice"),
+        ("cores: 96", "memory_gib: 1024", 5, "", "'memory_gib' is written twice"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_by_file_and_key(

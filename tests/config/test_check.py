@@ -120,7 +120,7 @@ def test_a_section_that_the_command_line_sets_needs_its_stage() -> None:
 
 def test_a_section_for_the_last_stage_says_where_its_keys_stand() -> None:
     text = message("stage.grpo.train.steps=1")
-    assert "'grpo' is the last stage, whose keys stand at the top" in text
+    assert "'grpo' is the last stage, whose keys are at the top" in text
 
 
 def test_a_missing_data_file_is_answered_with_the_nearest() -> None:
@@ -388,9 +388,9 @@ def test_terms_that_shape_others_name_them() -> None:
     assert "stop_properly is of 'acuracy', which is no reward term" in text
     assert "did you mean 'accuracy'?" in text
     text = message(SHAPED.format("{kind: cosine_length, of: overlong, max_tokens: 4}"))
-    assert "cosine_length is of 'overlong', which does not stand before it" in text
+    assert "cosine_length is of 'overlong', which does not come before it" in text
     assert "one of accuracy" in text
-    assert "which does not stand before it" in message(
+    assert "which does not come before it" in message(
         SHAPED.format("{kind: stop_properly, of: stop_properly}")
     )
 

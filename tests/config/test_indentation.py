@@ -42,7 +42,7 @@ def test_a_line_that_begins_in_the_wrong_place_is_told_to_be_moved(
     text: str, said: str, tmp_path: Path
 ):
     hint = hint_of(text, tmp_path)
-    assert hint.startswith("mend the indentation: ")
+    assert hint.startswith("correct the indentation: ")
     assert said in hint
     assert "quotes" not in hint
 

@@ -168,8 +168,8 @@ def test_what_is_no_override_is_refused(good: Path, override: str) -> None:
         ("trian: {steps: 3}\n", [":9 (trian)", "did you mean 'train'?"]),
         ("train:\n  steps: [1]\n", [":10 (train.steps)", "steps must be a whole number"]),
         ("train.steps: 3\n", [":9", "nest keys in a file"]),
-        ("seed: 1\nseed: 2\n", [":10", "'seed' stands twice", "line 9"]),
-        ("train: {steps: 1, steps: 2}\n", [":9", "'steps' stands twice"]),
+        ("seed: 1\nseed: 2\n", [":10", "'seed' is written twice", "line 9"]),
+        ("train: {steps: 1, steps: 2}\n", [":9", "'steps' is written twice"]),
         ("train:\n\tsteps: 3\n", [":10", "not YAML", "spaces, not tabs"]),
         ("seed: {1\n", ["not YAML", "good.yaml:"]),
         ("cluster: a: b\n", [":9", "not YAML", "quotes"]),
@@ -256,7 +256,7 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
 def test_machines_given_as_a_config_are_told_where_they_go(tmp_path: Path):
     path = tmp_path / "h100.yaml"
     path.write_text("nodes: [{name: a, cores: 8, memory_gib: 64}]\n")
-    assert "goes beside a configuration, as cluster=FILE" in message(path)
+    assert "goes next to a configuration, as cluster=FILE" in message(path)
 
 
 def test_a_workflow_given_as_a_config_is_told_where_workflows_go(tmp_path: Path):
