@@ -1,8 +1,9 @@
 """The command line.
 
-Reading commands (`graph`, `plan`, `size`, `diff`, `why`, `backends`, `doctor`) print to standard
-output, and with `--json` nothing but JSON. Errors go to standard error in one to four lines. Exit
-codes: 0 for success, 2 for a mistake of the user, 1 for a fault of flowrl, 130 after Ctrl-C.
+Reading commands (`graph`, `plan`, `size`, `diff`, `data`, `why`, `backends`, `doctor`) print to
+standard output, and with `--json` nothing but JSON. Errors go to standard error in one to four
+lines. Exit codes: 0 for success, 2 for a mistake of the user, 1 for a fault of flowrl, 130 after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -438,6 +439,47 @@ def why(
     from flowrl.cli import why as command
 
     command.run(run, sample, as_json=json)
+
+
+data = typer.Typer(
+    help="Show and check data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(data, name="data")
+
+
+@data.command("show")
+def data_show(
+    config: Config,
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option("--split", help="train, eval, or of eval.sets.")] = "train",
+    skip: Annotated[int, typer.Option("--skip", metavar="N", help="Rows to skip.", min=0)] = 0,
+    num: Annotated[int, typer.Option("--num", metavar="N", help="Rows to show.", min=1)] = 3,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show rows as the model reads them, and what rewards get."""
+    from flowrl.cli import data as command
+
+    path = _config_file(config, "data show")
+    command.show(path, overrides or [], split=split, skip=skip, num=num, as_json=json)
+
+
+@data.command("check")
+def data_check(
+    config: Config,
+    overrides: Overrides = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Count rows that are unreadable, empty, too long or there twice, with their lines."""
+    from flowrl.cli import data as command
+
+    path = _config_file(config, "data check")
+    raise typer.Exit(command.check(path, overrides or [], as_json=json))
 
 
 @app.command()

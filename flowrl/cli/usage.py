@@ -31,6 +31,22 @@ def usage_error(error: Exception, commands: Mapping[str, Any], words: Sequence[s
     name = next((word for word in words if not word.startswith("-")), "")
     if name not in commands:
         return _no_command(name, words, commands)
+    if inner := getattr(commands[name], "commands", None):
+        given = [word for word in words if not word.startswith("-")][1:2]
+        if given and given[0] in inner:
+            name, commands = (
+                f"{name} {given[0]}",
+                {**commands, f"{name} {given[0]}": inner[given[0]]},
+            )
+        else:
+            shown = "".join(f" {word}" for word in given)
+            return ConfigError(
+                f"there is no command `flowrl {name}{shown}`",
+                where="command line",
+                expected=f"one of {listing(inner)}",
+                hint=(suggestion(given[0], inner) if given else None)
+                or f"`flowrl {name} --help` describes each",
+            )
     option, param = getattr(error, "option_name", None), getattr(error, "param", None)
     text = str(getattr(error, "message", "")).strip()
     kind = type(error).__name__

@@ -82,7 +82,7 @@ def _by_weights(row: SampleRow) -> str:
 def _row_lines(row: SampleRow) -> list[str]:
     return [
         f"  {_end_of(row)}; {counted(row.num_tokens, 'token')}{_score_of(row)}",
-        f"  prompt {_excerpt(row.prompt)}",
+        f"  prompt {_excerpt(row.prompt, 2000)}",
         f"  response {_excerpt(row.response)}",
     ]
 

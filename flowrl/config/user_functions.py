@@ -8,7 +8,7 @@ a call defines) is left to the code that opens the file.
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,7 @@ def environment_parameters(target: str, method: str) -> Parameters | None:
 
 def _definition_in_file(
     target: str, kind: str, what: str, where: str
-) -> Generator[ConfigError, None, ast.AST | None]:
+) -> Generator[ConfigError, None, ast.stmt | None]:
     """Yields the problem of finding the definition of a target, and returns the definition."""
     path, _, name = target.rpartition(":")
     try:
@@ -131,7 +131,7 @@ def _definition_in_file(
             hint="give a Python file that may be read",
         )
         return None
-    definition = dict(_bindings(module)).get(name)
+    definition = _definition(module, name)
     if definition is None and _shows_its_names(module):
         defined = [s.name for s in module.body if isinstance(s, Function | ast.ClassDef)]
         own = [each for each in defined if not each.startswith("_")]
@@ -145,25 +145,39 @@ def _definition_in_file(
     return definition
 
 
-def _definition_of(target: str) -> ast.AST | None:
+def _definition_of(target: str) -> ast.stmt | None:
     path, _, name = target.rpartition(":")
     with suppress(OSError, SyntaxError, ValueError):
-        return dict(_bindings(ast.parse(Path(path).read_bytes()))).get(name)
+        return _definition(ast.parse(Path(path).read_bytes()), name)
     return None
 
 
-def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yields the names that a module or a class binds, also inside `if`, `try` and `with`."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield child.name, child
-            case ast.alias():
-                yield child.asname or child.name.partition(".")[0], child
-            case ast.Name(ctx=ast.Store()):
-                yield child.id, child
-            case _:
-                yield from _bindings(child)
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields statements that bind names of the module, also inside `if`, `try` and `with`."""
+    for statement in body:
+        yield statement
+        for name in ("body", "orelse", "finalbody"):
+            if not isinstance(statement, Function | ast.ClassDef):
+                yield from _statements(getattr(statement, name, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from _statements(handler.body)
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [statement.name]
+        case ast.Import() | ast.ImportFrom():
+            return [a.asname or a.name.partition(".")[0] for a in statement.names]
+        case _:
+            inner = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            return [node.id for node in inner if isinstance(node.ctx, ast.Store)]
+
+
+def _definition(module: ast.Module, name: str) -> ast.stmt | None:
+    """Returns the last statement that binds a name."""
+    statements = [s for s in _statements(module.body) if name in _bound(s)]
+    return statements[-1] if statements else None
 
 
 def _shows_its_names(module: ast.Module) -> bool:
@@ -180,18 +194,21 @@ def _shows_its_names(module: ast.Module) -> bool:
 
 
 def _methods(made: ast.ClassDef) -> dict[str, Function]:
-    return {name: node for name, node in _bindings(made) if isinstance(node, Function)}
+    return {s.name: s for s in _statements(made.body) if isinstance(s, Function)}
 
 
 def _parameters(function: Function, *, bound: bool = False) -> Parameters:
     """Returns the parameters; with `bound` the first one is the object and left out."""
     arguments = function.args
-    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    positional = [*arguments.posonlyargs, *arguments.args]
     first_default = len(positional) - len(arguments.defaults)
-    by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    required = [a.arg for a in positional[:first_default]]
+    optional = [a.arg for a in positional[first_default:]]
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        (required if default is None else optional).append(argument.arg)
     return Parameters(
-        required=(*positional[bound:first_default], *(a.arg for a, value in by_name if not value)),
-        optional=(*positional[first_default:], *(a.arg for a, value in by_name if value)),
+        required=tuple(required[1:] if bound else required),
+        optional=tuple(optional),
         takes_all=arguments.kwarg is not None,
     )
 
@@ -199,11 +216,12 @@ def _parameters(function: Function, *, bound: bool = False) -> Parameters:
 def _not_offered(
     who: str, parameters: Parameters, offered: tuple[str, ...], where: str
 ) -> Iterator[ConfigError]:
-    name = next((name for name in parameters.required if name not in offered), None)
-    if name is not None:
-        yield ConfigError(
-            f"{who} asks for {name!r}, which is not offered",
-            where=where,
-            expected=f"parameters of {listing(offered)}, or with a default",
-            hint=one_of_them(name, offered),
-        )
+    for name in parameters.required:
+        if name not in offered:
+            yield ConfigError(
+                f"{who} asks for {name!r}, which is not offered",
+                where=where,
+                expected=f"parameters of {listing(offered)}, or with a default",
+                hint=one_of_them(name, offered),
+            )
+            return

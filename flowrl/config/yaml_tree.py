@@ -161,7 +161,8 @@ def _read(path: Path, kind: FileKind) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         folder = path.parent
-        configs = sorted(p.name for p in folder.glob("*") if p.suffix in YAML_SUFFIXES)
+        names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        configs = [name for name in names if name.endswith(YAML_SUFFIXES)]
         raise ConfigError(
             "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
             where=str(path),
@@ -169,7 +170,7 @@ def _read(path: Path, kind: FileKind) -> str:
             hint=nearest_file(path, YAML_SUFFIXES, *kind.folders) or kind.hint,
         ) from None
     except IsADirectoryError:
-        inside = sorted(p.name for p in path.glob("*") if p.suffix in YAML_SUFFIXES)
+        inside = sorted(p.name for p in path.iterdir() if p.suffix in YAML_SUFFIXES)
         raise ConfigError(
             "this is a folder, not a YAML file",
             where=str(path),

@@ -16,6 +16,7 @@ from flowrl.data.cursor import (
     TooLong,
     encode_prompts,
     encode_row,
+    encoded_rows,
     fingerprint,
 )
 from flowrl.data.mixture import PromptMixture, source_field
@@ -44,6 +45,7 @@ __all__ = [
     "check_model_folder",
     "encode_prompts",
     "encode_row",
+    "encoded_rows",
     "fingerprint",
     "load_rows",
     "prepare_model_folder",

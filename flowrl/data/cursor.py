@@ -8,7 +8,7 @@ its state also has an estimate for each prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -28,6 +28,7 @@ __all__ = [
     "TooLong",
     "encode_prompts",
     "encode_row",
+    "encoded_rows",
     "fingerprint",
 ]
 
@@ -112,6 +113,36 @@ def encode_row(row: Row, tokenizer: Tokenizer, data: DataConfig) -> Ints:
     )
 
 
+def encoded_rows(
+    rows: Iterable[Row],
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    *,
+    bad: BadRows,
+    needs: RowNeeds | None = None,
+) -> Iterator[tuple[Row, Ints]]:
+    """Yields rows with all tokens of their prompts; those that cannot be encoded are bad rows.
+
+    Args:
+        needs: The responses of a row that the tokenizer must know; by default none.
+
+    Raises:
+        DataError: The tokenizer cannot be used at all, or one bad row too many.
+    """
+    needs = RowNeeds(answer=False, solution=False) if needs is None else needs
+    for row in rows:
+        try:
+            ids = encode_row(row, tokenizer, data)
+            for text in needs.responses_of(row):
+                tokenizer.check_response(text)
+        except DataError as reason:
+            if reason.where is not None and not row.messages:
+                raise  # it is of the tokenizer, and no row's
+            bad.count(reason, row.where)
+        else:
+            yield row, ids
+
+
 def encode_prompts(
     rows: Rows | Iterable[Row],
     tokenizer: Tokenizer,
@@ -131,21 +162,11 @@ def encode_prompts(
         DataError: One bad row too many, with its file and line; a prompt that is too long, if
             `data.overlong` refuses it; or no prompt that fits.
     """
-    bad = rows.bad if isinstance(rows, Rows) else BadRows()
-    needs = RowNeeds(answer=False, solution=False) if needs is None else needs
     prompts: list[Prompt] = []
     too_long: list[TooLong] = []
     most = data.max_prompt_tokens
-    for row in rows:
-        try:
-            ids = encode_row(row, tokenizer, data)
-            for text in needs.responses_of(row):
-                tokenizer.check_response(text)
-        except DataError as reason:
-            if reason.where is not None and not row.messages:
-                raise  # it is of the tokenizer, and no row's
-            bad.count(reason, row.where)
-            continue
+    bad = rows.bad if isinstance(rows, Rows) else BadRows()
+    for row, ids in encoded_rows(rows, tokenizer, data, needs=needs, bad=bad):
         if len(ids) > most:
             too_long.append(TooLong(where=row.where, num_tokens=len(ids)))
             if data.overlong == "refuse":

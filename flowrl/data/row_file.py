@@ -41,15 +41,15 @@ class DataFile(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._scanned: tuple[int, int] | None = None
+        self._identity: tuple[int, int] | None = None
 
     def scan(self) -> Iterator[Record]:
         """Yields the rows in their order.
 
         Raises:
-            DataError: The file cannot be read, or cannot be read any further.
+            DataError: The file cannot be read, cannot be read any further, or has changed.
         """
-        self._scanned = self._identity()
+        self._require_unchanged()
         return self._scan()
 
     def read(self, place: int) -> Fields:
@@ -58,12 +58,7 @@ class DataFile(ABC):
         Raises:
             DataError: The file is not the one that was scanned.
         """
-        if self._scanned not in (None, self._identity()):
-            raise DataError(
-                "the data file changed while it was in use",
-                where=str(self.path),
-                hint="start again, and write new data into a new file",
-            )
+        self._require_unchanged()
         fields = self._read(place)
         if isinstance(fields, DataError):
             raise fields
@@ -73,9 +68,16 @@ class DataFile(ABC):
         """Returns the place of a row for messages."""
         return f"{self.path}:{number}"
 
-    def _identity(self) -> tuple[int, int]:
+    def _require_unchanged(self) -> None:
         stat = self.path.stat()
-        return stat.st_size, stat.st_mtime_ns
+        identity = stat.st_size, stat.st_mtime_ns
+        if self._identity not in (None, identity):
+            raise DataError(
+                "the data file changed while it was in use",
+                where=str(self.path),
+                hint="start again, and write new data into a new file",
+            )
+        self._identity = identity
 
     @abstractmethod
     def _scan(self) -> Iterator[Record]: ...

@@ -7,7 +7,7 @@ place in its file; it is read again when it is taken, so that data may be larger
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -50,6 +50,7 @@ def load_rows(
     needs: RowNeeds | None = None,
     key: str = "",
     bad: BadRows | None = None,
+    most: int = 0,
 ) -> Rows:
     """Reads `data.train` or `data.eval`.
 
@@ -63,6 +64,7 @@ def load_rows(
             responses. By default an answer, and a solution for training.
         key: The config key of the source; by default that of the split.
         bad: Where bad rows are counted; by default up to `data.max_bad_rows` of this source.
+        most: Number of rows that are read of each file source; 0 reads all.
 
     Raises:
         ConfigError: A template that cannot be parsed.
@@ -76,7 +78,13 @@ def load_rows(
     if isinstance(source, MixtureData):
         parts = {
             name: load_rows(
-                part, data, split=split, needs=needs, key=f"{key}.sources.{name}", bad=bad
+                part,
+                data,
+                split=split,
+                needs=needs,
+                key=f"{key}.sources.{name}",
+                bad=bad,
+                most=most,
             )
             for name, part in source.sources.items()
         }
@@ -89,10 +97,11 @@ def load_rows(
     fields: RowFields
     if isinstance(source, str):
         files, fields, keys = files_of_path(Path(source), key=key), data, "data"
-        name, most = source, 0
+        name = source
     else:
         files, fields, keys = files_of_source(source, key=key), source, key
-        name, most = _name(source), source.max_rows
+        name = _name(source)
+        most = min(filter(None, (most, source.max_rows)), default=0)
     builder = RowBuilder(fields, keys, split, needs)
     band = _Band(data.difficulty) if data.difficulty and split == "train" else None
     return _read(_opened(files, _format(fields), key), builder, band, bad, name, most, key)
@@ -183,6 +192,18 @@ class _StoredRows(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> Row | list[Row]:
         chosen = range(len(self))[place]
         return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yields all rows in one pass over the files, which is faster than one by one."""
+        stored = (self._stored[i : i + 4] for i in range(0, len(self._stored), 4))
+        wanted = next(stored, None)
+        for number, file in enumerate(self._files):
+            for record in file.scan():
+                if wanted is None or wanted[0] != number:
+                    break
+                if record.place == wanted[1] and not isinstance(record.fields, DataError):
+                    yield self._builder.row(record.fields, wanted[3], file.where(wanted[2]))
+                    wanted = next(stored, None)
 
     def _row(self, chosen: int) -> Row:
         number, place, line, index = self._stored[4 * chosen : 4 * chosen + 4]

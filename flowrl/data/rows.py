@@ -60,9 +60,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProblem:
-    """A row that cannot be used, with its place and the reason."""
+    """A row that cannot be used, with its place, the kind of its mistake and the whole reason."""
 
     where: str
+    what: str
     reason: str
 
 
@@ -106,7 +107,7 @@ class BadRows:
             DataError: It is one too many; the error names this row and earlier bad ones.
         """
         reason = "; ".join(part for part in (problem.what, problem.found) if part)
-        self.problems.append(RowProblem(where=where, reason=reason))
+        self.problems.append(RowProblem(where=where, what=problem.what, reason=reason))
         bad = len(self.problems)
         if bad > self._max_bad_rows:
             others = ", ".join(p.where for p in self.problems[:-1][:_MAX_SHOWN_PROBLEMS])
@@ -198,6 +199,11 @@ class MixedRows(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> Row | list[Row]:
         chosen = range(len(self))[place]
         return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
+
+    def __iter__(self) -> Iterator[Row]:
+        for (name, rows), offset in zip(self._parts, self._offsets, strict=False):
+            for row in rows:
+                yield replace(row, index=row.index + offset, source=name)
 
     def _row(self, place: int) -> Row:
         part = bisect_right(self._ends, place)

@@ -219,6 +219,10 @@ class Tokenizer:
         """Returns the text of tokens from the beginning of a sample on, without special tokens."""
         return self._decode(np.asarray(ids, np.int64), self._fast)
 
+    def visible(self, ids: Sequence[int] | Ints) -> str:
+        """Returns the text of tokens from the beginning of a sample on, special tokens included."""
+        return self._decode(np.asarray(ids, np.int64), self._fast, skip_special=False)
+
     def decode_many(self, batch: Sequence[Sequence[int] | Ints]) -> list[str]:
         """Returns the texts of many pieces in the middle of samples, in one call.
 
@@ -302,7 +306,7 @@ class Tokenizer:
         twice = prompt.lstrip().startswith(written) and (prompt_ids == self._bos_id).sum() > 1
         return written if twice else ""
 
-    def _decode(self, ids: Ints, fast: FastTokenizer) -> str:
+    def _decode(self, ids: Ints, fast: FastTokenizer, *, skip_special: bool = True) -> str:
         """Returns the text of tokens; ids that are not the tokenizer's are written by a name.
 
         Args:
@@ -312,10 +316,11 @@ class Tokenizer:
         begin = 0
         for place in np.flatnonzero(self.without_token(ids)).tolist():
             if begin < place:
-                texts.append(fast.decode(ids[begin:place].tolist(), skip_special_tokens=True))
+                part = ids[begin:place].tolist()
+                texts.append(fast.decode(part, skip_special_tokens=skip_special))
             texts.append(f"<unused{ids[place]}>")
             begin, fast = place + 1, self._pieces
-        texts.append(fast.decode(ids[begin:].tolist(), skip_special_tokens=True))
+        texts.append(fast.decode(ids[begin:].tolist(), skip_special_tokens=skip_special))
         return "".join(texts)
 
     def _encode(self, text: str, fast: FastTokenizer, *, special: bool) -> Encoding:

@@ -61,11 +61,6 @@ class Role:
         """The role in messages."""
         return f"the role '{self.name}'"
 
-    @property
-    def tracer(self) -> Tracer:
-        """The trace that the role belongs to."""
-        return self._tracer
-
     def __repr__(self) -> str:
         return f"<fl.{type(self).__name__} {self.name}>"
 
@@ -224,8 +219,7 @@ def _penalty(name: str, kl: object) -> KL | None:
     if not isinstance(kl, KL):
         hint = f"write kl=fl.kl.k3({kl if is_number else 0.001})"
         raise refuse_argument(name, "kl", kl, "a penalty of fl.kl, or None", hint)
-    check_spec(name, kl, argument="kl")
-    return kl
+    return check_spec(name, kl, argument="kl")
 
 
 _LOSSES: Mapping[Prediction, str] = {

@@ -8,13 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from flowrl.algo.advantages import AdvantageBatch
-from flowrl.algo.advantages.group import group_relative
+from flowrl.algo.advantages import AdvantageBatch, group_relative
 from flowrl.algo.filters import difficulty, zero_variance
 from flowrl.algo.resolve import resolve_advantage, resolve_filter
 from flowrl.errors import GraphError, RewardError
-from flowrl.specs import AdvantageSpec, GroupRelative
-from flowrl.specs.filters import Difficulty, ZeroVariance
+from flowrl.specs import AdvantageSpec, Difficulty, GroupRelative, ZeroVariance
 
 
 def test_a_group_is_centred_and_divided_by_its_sample_deviation() -> None:

@@ -14,18 +14,19 @@ from flowrl.errors import DataError, RewardError, TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
 from flowrl.graph.signatures import map_outputs
-from flowrl.specs import MapSpec, spec_from_json
-from flowrl.specs.advantage import OwnAdvantage
-from flowrl.specs.maps import (
+from flowrl.specs import (
     CosineLength,
+    MapSpec,
+    OwnAdvantage,
     Repetition,
     ShapingSpec,
     SoftOverlong,
     StopProperly,
     UserMap,
     WeightedSum,
-    split_key,
+    spec_from_json,
 )
+from flowrl.specs.maps import split_key
 from tests.algo import own_functions as own
 
 

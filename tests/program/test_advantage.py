@@ -12,10 +12,9 @@ import flowrl as fl
 from flowrl.errors import GraphError, TraceError
 from flowrl.graph import Graph, Unit, format_graph, parse, verify
 from flowrl.passes import Context, run_passes
-from flowrl.specs import GroupRelative
-from flowrl.specs.advantage import (
+from flowrl.specs import (
     GPG,
-    AdvantageSpec,
+    GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,
@@ -23,6 +22,7 @@ from flowrl.specs.advantage import (
     PassAtK,
     ReinforcePP,
 )
+from flowrl.specs.advantage import AdvantageSpec
 
 Make = Callable[..., fl.Advantages]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import flowrl as fl
-from flowrl.specs import KL, CrossEntropy, GroupRelative, PolicyClip, Sampling
-from flowrl.specs.filters import ZeroVariance
+from flowrl.specs import KL, CrossEntropy, GroupRelative, PolicyClip, Sampling, ZeroVariance
 from tests.program.refusals import line_with
 
 HERE = "test_trace.py"

@@ -232,15 +232,20 @@ class StepReport:
     def _rows(
         self, number: int, rollout: GeneratedRollout, ends: Sequence[_Ended]
     ) -> Iterator[SampleRow]:
+        tokenizer = self._tokenizers[rollout.part.node.id]
+        rendered: dict[GroupId, str] = {}
         for sample, payload, end, reason in ends:
+            item = payload.item
+            if item.group not in rendered:
+                rendered[item.group] = tokenizer.visible(item.prompt_ids)
             yield SampleRow(
                 stage=self._stage,
                 step=number,
                 rollout=rollout.part.node.id,
                 sample=sample,
-                prompt=payload.item.prompt,
+                prompt=rendered[item.group],
                 response=payload.text,
-                answer=payload.item.row.answer,
+                answer=item.row.answer,
                 score=payload.score,
                 terms=payload.terms,
                 num_tokens=len(payload.tokens) if payload.mask is None else payload.num_sampled,
