@@ -18,7 +18,7 @@ from flowrl.graph.ir import called
 from flowrl.program.handles import Advantages, Handle, Logprobs, Mapped, Rollout, Samples, Scores
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
-from flowrl.specs import Sampling, Spec, grammar, kl, loss
+from flowrl.specs import Spec
 from flowrl.specs.base import with_floats, wrong_fields
 from flowrl.specs.names import MODULES, argument_hint, arguments_of
 from flowrl.wording import suggestion
@@ -29,7 +29,6 @@ __all__ = [
     "check_spec",
     "check_whole",
     "current_tracer",
-    "misused_specification",
     "operation",
     "reads_of",
     "refuse_argument",
@@ -106,34 +105,6 @@ def _needed(function: Callable[..., object]) -> str:
         and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
     return ", ".join(written)
-
-
-_MISUSED = re.compile(r"(\w+)(?:\.__init__)?\(\) (.+)")
-
-
-def misused_specification(error: TypeError, call: str) -> TraceError | None:
-    """Explains a call of `fl.Sampling`, `fl.loss`, `fl.kl` or `fl.grammar` that Python refused.
-
-    Args:
-        call: The line of the program.
-    """
-    refused = _MISUSED.match(str(error))
-    if refused is None:
-        return None
-    families = {"fl.loss": loss, "fl.kl": kl, "fl.grammar": grammar}
-    functions = {
-        f"{family}.{name}": getattr(module, name)
-        for family, module in families.items()
-        for name in module.__all__
-    } | {"fl.Sampling": Sampling}
-    name = next((key for key in functions if key.rpartition(".")[2] == refused[1]), None)
-    if name is None:
-        return None
-    names = arguments_of(functions[name])
-    given = re.findall(r"(\w+)\s*=(?!=)", call.partition(f"{refused[1]}(")[2])
-    unknown = re.findall(r"keyword argument '(\w+)'", refused[2])
-    unknown = unknown or [each for each in given if each not in names]
-    return bad_call(name, functions[name], refused[2], unknown)
 
 
 def current_tracer(what: str) -> Tracer:

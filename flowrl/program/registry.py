@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from flowrl.errors import ConfigError, FlowError, TraceError
-from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames
-from flowrl.program.workflow import Workflow, name_what_there_is, say_where_it_is_assigned
+from flowrl.program.user_errors import explained
+from flowrl.program.workflow import Workflow
 from flowrl.wording import listing, nearest_file, suggestion
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
@@ -131,27 +131,10 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
         del sys.modules[module_name]
         if isinstance(error, FlowError | KeyboardInterrupt):
             raise
-        raise _file_raised(path, error) from error
+        if isinstance(error, SyntaxError):
+            raise _no_python(path, error) from error
+        raise explained(f"importing {path}", error, otherwise=str(path)) from error
     return module
-
-
-def _file_raised(path: Path, error: BaseException) -> TraceError:
-    if isinstance(error, SyntaxError):
-        return _no_python(path, error)
-    line = innermost_user_line(error)
-    text = str(error).strip().splitlines()
-    wrapped = TraceError(
-        f"importing {path} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
-        where=str(line) if line else str(path),
-        found=user_calls(error),
-        hint=DEBUG,
-    )
-    wrapped.user_frames = user_frames(error)
-    if isinstance(error, AttributeError):
-        name_what_there_is(error, wrapped)
-    elif isinstance(error, NameError):
-        say_where_it_is_assigned(error, wrapped)
-    return wrapped
 
 
 def _no_python(path: Path, error: SyntaxError) -> TraceError:

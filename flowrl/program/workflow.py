@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-import linecache
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import overload
 
 from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph, Op, SourceRef
 from flowrl.graph.verify import verify
-from flowrl.program.operation import misused_specification
 from flowrl.program.parameters import (
-    ROLE_KINDS,
     Argument,
     DataParameter,
     RoleParameter,
@@ -34,21 +30,14 @@ from flowrl.program.parameters import (
     fits,
     read_parameters,
 )
-from flowrl.program.roles import Environment, Role
-from flowrl.program.source import (
-    DEBUG,
-    assigned_at,
-    innermost_user_line,
-    user_calls,
-    user_frames,
-    user_line,
-)
+from flowrl.program.source import user_line
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
+from flowrl.program.user_errors import explained
 from flowrl.specs import Scalar
-from flowrl.specs.names import missing_name
-from flowrl.wording import listing, suggestion
+from flowrl.specs.user_functions import definition_of
+from flowrl.wording import suggestion
 
-__all__ = ["Workflow", "name_what_there_is", "say_where_it_is_assigned", "workflow"]
+__all__ = ["Workflow", "workflow"]
 
 
 class Workflow:
@@ -166,8 +155,8 @@ class Workflow:
             return self._call(tracer, (), handles)
 
     def raised(self, error: Exception) -> TraceError:
-        """An error of the user's own program, in the words of a message."""
-        return _raised(self, error)
+        """Returns the message for an error of the user's own program."""
+        return explained(f"workflow '{self.name}'", error, otherwise=str(self.source))
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Inside another workflow: its operations become part of that one's graph.
@@ -327,86 +316,6 @@ def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | 
 
 
 def _definition(function: Callable[..., object]) -> SourceRef:
-    """The line of `def`, below the decorators."""
-    code = inspect.unwrap(function).__code__
-    line = code.co_firstlineno
-    for number in range(line, line + 20):
-        if linecache.getline(code.co_filename, number).lstrip().startswith(("def ", "async def ")):
-            return SourceRef(file=code.co_filename, line=number)
-    return SourceRef(file=code.co_filename, line=line)
-
-
-def _raised(flow: Workflow, error: Exception) -> TraceError:
-    where = innermost_user_line(error) or flow.source
-    text = str(error).strip().splitlines()
-    what = f"workflow '{flow.name}' raised {type(error).__name__}: {text[0] if text else ''}"
-    wrapped = TraceError(what.rstrip(": "), where=str(where), found=user_calls(error), hint=DEBUG)
-    wrapped.user_frames = user_frames(error)
-    if isinstance(error, AttributeError):
-        name_what_there_is(error, wrapped)
-    elif isinstance(error, NameError):
-        say_where_it_is_assigned(error, wrapped)
-    elif isinstance(error, TypeError):
-        say_how_it_is_called(error, wrapped)
-    return wrapped
-
-
-def say_where_it_is_assigned(error: NameError, trace_error: TraceError) -> None:
-    """Names the later line on which a name gets its value."""
-    name, later = assigned_at(error)
-    if later:
-        trace_error.what = (
-            f"{trace_error.what.split(': ')[0]}: '{name}' has no value yet on this line"
-        )
-        trace_error.expected = f"a value from a line before; {name} is assigned at {later[0]}"
-        trace_error.hint = f"move line {later[0].line} above this one, or this one below it"
-
-
-def say_how_it_is_called(error: TypeError, trace_error: TraceError) -> None:
-    """Explains a specification with wrong arguments, or a role called like a function."""
-    misused = misused_specification(error, trace_error.found or "")
-    if misused is not None:
-        trace_error.what, trace_error.expected, trace_error.hint = (
-            misused.what,
-            misused.expected,
-            misused.hint,
-        )
-    for kind in ROLE_KINDS:
-        if str(error) == f"'{kind.__name__}' object is not callable":
-            trace_error.what = f"{kind.kind} is a role, and no function to call"
-            trace_error.hint = f"call an operation of it: {listing(_operations(kind))}"
-
-
-def name_what_there_is(error: AttributeError, trace_error: TraceError) -> None:
-    """Lists what a role or a module of flowrl has, and suggests what was probably meant."""
-    owner, asked = error.obj, str(error.name)
-    if isinstance(owner, Role):
-        trace_error.what = f"{owner.described} is {owner.kind}, which has no '{asked}'"
-        names = _operations(type(owner))
-        having = [f"fl.{kind.__name__}" for kind in ROLE_KINDS if asked in _operations(kind)]
-        trace_error.expected = f"one of {listing(names)}" if names else "no operations of its own"
-        trace_error.hint = suggestion(_OPERATIONS.get(asked, asked), names) or (
-            f"annotate it {owner.name}: {' or '.join(having)}" if having else "call one of them"
-        )
-        if isinstance(owner, Environment):
-            trace_error.hint = "an environment answers turns: fl.interact(actor, game, prompts)"
-    elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
-        missing = missing_name(owner.__name__, asked, getattr(owner, "__all__", dir(owner)))
-        trace_error.what = missing.what
-        trace_error.expected = f"one of {listing(missing.names)}"
-        trace_error.hint = missing.hint or "write one of them"
-
-
-_OPERATIONS = {
-    **dict.fromkeys(("act", "draw", "rollout", "sample", "complete"), "generate"),
-    **dict.fromkeys(("forward", "log_prob", "log_probs", "logits"), "logprobs"),
-    **dict.fromkeys(("backward", "fit", "learn", "optimize", "step", "train"), "update"),
-    **dict.fromkeys(("compute", "evaluate", "grade", "judge", "rate", "reward", "verify"), "score"),
-    **dict.fromkeys(("baseline", "predict"), "values"),
-    **dict.fromkeys(("copy", "copy_from", "load", "refresh", "set_weights"), "sync"),
-}
-"""The names of roles' operations in other libraries."""
-
-
-def _operations(kind: type[Role]) -> list[str]:
-    return [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n, None))]
+    """Returns the line of `def`, below the decorators."""
+    file, _, line = definition_of(function).rpartition(":")
+    return SourceRef(file=file, line=int(line))
