@@ -1,7 +1,8 @@
 # make demo     the main job: a tiny model learns addition on this machine
 # make set-up   the environment alone (.venv), to plan and simulate
-# make test     all tests, on two workers     make check    format, lint, types, layers
+# make test     the tests, on two workers     make check    format, lint, types, layers
 # make test-PACKAGE  the tests of one package, such as test-rollout
+# make test-slow     large cases of tests that `make test` has small ones of
 # make learn    every program learns from a warm start (the tests have two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
@@ -30,7 +31,9 @@ PIP = $(BIN)/python -m pip --quiet
 # Seconds after which a test run that hangs is stopped; the learning tests take about 25 minutes.
 TEST_LIMIT_S ?= 1800
 LEARN_LIMIT_S ?= 5400
-TEST = timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q --durations=30 -m "not learn and not grid"
+TEST = timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q --durations=30
+# Large cases have targets of their own.
+QUICK = -m "not learn and not grid and not slow"
 # Processes that share the tests; a file's tests stay in one of them.
 TEST_WORKERS ?= 2
 
@@ -38,16 +41,19 @@ TEST_WORKERS ?= 2
 SOAK_EVENTS ?= 10000000
 SOAK_SEED ?= 0
 
-.PHONY: demo test learn soak bounds check format bench bench-trl lock set-up clean
+.PHONY: demo test test-slow learn soak bounds check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
 
 test: set-up
-	$(TEST) -n $(TEST_WORKERS) --dist loadgroup
+	$(TEST) $(QUICK) -n $(TEST_WORKERS) --dist loadgroup
+
+test-slow: set-up
+	$(TEST) -m slow -n $(TEST_WORKERS) --dist loadgroup
 
 test-%: set-up
-	$(TEST) tests/$*
+	$(TEST) $(QUICK) tests/$*
 
 learn: set-up
 	timeout --kill-after=30 $(LEARN_LIMIT_S) $(BIN)/python -m pytest -q tests/learning \

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.comparisons import fails_in_ci, reference_folder, refuse_updates
+from tests.warm_processes import WarmProcesses
 
 # Before numpy or torch are imported by any test: results and times must not depend on how many
 # cores the machine has, and child processes inherit it.
@@ -84,6 +86,37 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+STARTERS = ("flowrl.runtime.scoring.pool", "flowrl.runtime.local.engine_process")
+WARM = pytest.StashKey[WarmProcesses]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Runs start their workers as forks of this process as it is now; see `warm_processes`."""
+    if session.config.pluginmanager.hasplugin("dsession"):  # of xdist: others run the tests
+        return (yield)
+    with closing(WarmProcesses()) as warm, pytest.MonkeyPatch.context() as patch:
+        session.config.stash[WARM] = warm
+        for name in STARTERS:
+            patch.setattr(f"{name}.start_module", warm.start_module)
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def warm(pytestconfig: pytest.Config) -> WarmProcesses:
+    """Starts processes that have all libraries loaded."""
+    return pytestconfig.stash[WARM]
+
+
+@pytest.fixture
+def cold_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs start their workers as they do outside of tests."""
+    from flowrl.runtime.local.processes import start_module
+
+    for name in STARTERS:
+        monkeypatch.setattr(f"{name}.start_module", start_module)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
@@ -20,6 +23,7 @@ from flowrl.cli import main
 from flowrl.plan import PlacementPlan
 from tests.cli.in_one_process import Ended, run_all, run_flowrl
 from tests.runtime.tiny_runs import write_config
+from tests.warm_processes import WarmProcesses
 
 PROGRAM = """\
 import flowrl as fl
@@ -288,31 +292,35 @@ def test_warnings_of_the_library_reach_standard_error_once(
         assert (ended.code, ended.err) == (0, "warning: 0001: not finished\n")
 
 
-def unread(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command whose output nobody reads: every write fails, also the last flush."""
+@contextmanager
+def unread() -> Iterator[IO[bytes]]:
+    """An output that nobody reads: every write to it fails, also the last flush."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
-        return subprocess.run(
-            [sys.executable, "-m", "flowrl.cli", *command],
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            timeout=120,
-        )
+        yield pipe
 
 
 @pytest.mark.parametrize("command", [["graph", "mine.py"], ["plan", "tiny.yaml", "--json"]])
 def test_a_reader_that_leaves_is_no_error(folder: Path, command: list[str]):
-    ended = unread(folder, *command)
+    words = [sys.executable, "-m", "flowrl.cli", *command]
+    with unread() as pipe:
+        ended = subprocess.run(
+            words, stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=folder, timeout=120
+        )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_run_goes_on_without_a_reader(folder: Path):
-    ended = unread(folder, "run", "tiny.yaml", "train.steps=1", "name=unread")
-    assert ended.returncode == 0
-    assert ended.stderr == "warning: nobody reads the output any more; the run goes on without it\n"
+def test_a_run_goes_on_without_a_reader(folder: Path, warm: WarmProcesses):
+    words = ["run", "tiny.yaml", "train.steps=1", "name=unread"]
+    error = folder / "unread.err"
+    with unread() as pipe, error.open("w") as err:
+        process = warm.start(
+            "flowrl.cli", words, streams=(subprocess.DEVNULL, pipe, err), cwd=folder
+        )
+        assert process.wait(120) == 0
+    said = "warning: nobody reads the output any more; the run goes on without it\n"
+    assert error.read_text() == said
     assert (folder / "runs" / "unread" / "summary.json").is_file()
 
 

@@ -1,36 +1,26 @@
-"""Runs in a process of their own that is killed, as a run is that nobody can stop in time.
-
-python -m tests.runtime.killed_runs CONFIG STAGE STEP
-"""
+"""Runs in a process of their own that is killed, as a run is that nobody can stop in time."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowrl import api
 from flowrl.observe.rows import StepMetrics
 from tests.runtime.tiny_runs import WatchedDisplay
+from tests.warm_processes import WarmProcesses
 
-__all__ = ["run_until_killed"]
-
-_DEADLINE_S = 240.0
+__all__ = ["main", "run_until_killed"]
 
 
-def run_until_killed(config: Mapping[str, Any], stage: str, step: int) -> Path:
+def run_until_killed(warm: WarmProcesses, config: Mapping[str, Any], stage: str, step: int) -> Path:
     """Runs a config that is plain data, and kills it once that step is recorded; its folder."""
-    ended = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(config), stage, str(step)],
-        cwd=Path(__file__).parents[2],
-        timeout=_DEADLINE_S,
-    )
-    assert ended.returncode == -signal.SIGKILL
+    ended = warm.run(__name__, json.dumps(config), stage, str(step))
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     return Path(config["runtime"]["runs"]) / str(config["name"])
 
 
@@ -44,5 +34,7 @@ class _Killed(WatchedDisplay):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    api.run(None, json.loads(sys.argv[1]), display=_Killed(sys.argv[2], int(sys.argv[3])))
+def main(arguments: Sequence[str]) -> None:
+    """Runs until it is killed: CONFIG STAGE STEP."""
+    config, stage, step = arguments
+    api.run(None, json.loads(config), display=_Killed(stage, int(step)))

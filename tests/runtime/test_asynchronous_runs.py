@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,7 @@ from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
 from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, ages_of, tiny_config
-from tests.runtime.warm_engines import warm_engines
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_starts() -> Iterator[None]:
-    """This file opens two dozen engines."""
-    with warm_engines():
-        yield
+from tests.warm_processes import WarmProcesses
 
 
 def config_of(runs: Path, *, staleness: int = 2, **train: Any) -> dict[str, Any]:
@@ -233,10 +226,10 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
     return displays
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, warm: WarmProcesses):
     config = config_of(tmp_path)
     config["runtime"]["checkpoint_every"] = 2
-    run = run_until_killed(config, "async_grpo", 5)
+    run = run_until_killed(warm, config, "async_grpo", 5)
     display = WatchedDisplay()
     resumed(run, display=display)
     assert display.steps == [("async_grpo", 5), ("async_grpo", 6)]

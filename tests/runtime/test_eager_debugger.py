@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -13,19 +12,7 @@ import yaml
 import flowrl as fl
 from tests.runtime.eager_programs import rewarded, session_of
 from tests.runtime.tiny_runs import WatchedDisplay, outcome
-
-
-def run_with_input(arguments: list[str], text: str) -> subprocess.CompletedProcess[str]:
-    """`flowrl run ARGUMENTS` in a process of its own, whose standard input is `text`."""
-    return subprocess.run(
-        [sys.executable, "-m", "flowrl.cli", "run", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
+from tests.warm_processes import WarmProcesses
 
 
 class Debugger:
@@ -114,12 +101,12 @@ def test_leaving_the_debugger_stops_the_step_and_the_next_call_makes_it_anew(
     assert (left.weights, left.metrics) == (expected.weights, expected.metrics)
 
 
-def test_a_real_debugger_reads_values_through_the_command_line(tmp_path: Path):
+def test_a_real_debugger_reads_values_through_the_command_line(tmp_path: Path, warm: WarmProcesses):
     config = rewarded("stopping_often", tmp_path)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**config, "executor": "eager"}))
     commands = ["p rollout", "n", "n", "p rollout.value.lengths.sum() > 15", "c", "q"]
-    done = run_with_input([str(path)], "\n".join(commands))
+    done = warm.run("flowrl.cli", "run", str(path), text="\n".join(commands))
     assert "> " in done.stdout
     assert "NameError" in done.stdout  # before its line, a name has no value
     assert "True" in done.stdout

@@ -31,6 +31,8 @@ from tests.runtime.scripted_engine import (
 
 DEADLINE_S = 60.0
 
+pytestmark = pytest.mark.usefixtures("cold_starts")
+
 Open = Callable[..., EngineProcess]
 
 

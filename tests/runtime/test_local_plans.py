@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,11 @@ from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.local.plan_checks import require_local_plan
 from flowrl.runtime.local.run_checks import require_runnable
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
-from tests.runtime.warm_engines import warm_engines
 
 TWO_CORES = pytest.mark.skipif(
     next(device for _, _, device in discover() if device.type == "cpu").num_cores < 2,
     reason="takes two cores",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_starts() -> Iterator[None]:
-    with warm_engines():
-        yield
 
 
 @fl.workflow

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -40,6 +39,7 @@ from tests.runtime.tiny_runs import (
     tiny_config,
     write_config,
 )
+from tests.warm_processes import WarmProcess, WarmProcesses
 
 DEADLINE_S = 120.0
 
@@ -149,10 +149,12 @@ def test_a_run_stopped_after_every_step_ends_as_one_never_stopped(
             assert spent[kind] == pytest.approx(expected)
 
 
-def test_killed_runs_go_on_from_the_last_periodic_checkpoint(straight: Outcome, tmp_path: Path):
+def test_killed_runs_go_on_from_the_last_periodic_checkpoint(
+    straight: Outcome, tmp_path: Path, warm: WarmProcesses
+):
     config = tiny_config(tmp_path)
     config["runtime"]["checkpoint_every"] = 2
-    run = run_until_killed(config, "grpo", 4)
+    run = run_until_killed(warm, config, "grpo", 4)
     # One step was logged past the checkpoint; it is made again, not logged twice.
     assert [row.step for row in RunFolder.open(run).steps()][-1] in (3, 4)
 
@@ -205,22 +207,24 @@ def test_checkpoints_by_the_clock_change_nothing_whatever_step_they_fall_on(
     assert outcome(run) == straight
 
 
-@pytest.mark.slow
-def test_ctrl_c_at_the_terminal_ends_with_130_and_the_run_goes_on(tmp_path: Path):
+def test_ctrl_c_at_the_terminal_ends_with_130_and_the_run_goes_on(
+    tmp_path: Path, warm: WarmProcesses
+):
     config = write_config(tmp_path)
     run = tmp_path / "runs" / "tiny"
     # A constant schedule, so that the number of steps asked for changes nothing before the stop.
-    command = [sys.executable, "-m", "flowrl.cli", "run", str(config), "train.steps=1000000"]
-    command += ["train.optimizer.schedule=constant"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    words = ["run", str(config), "train.steps=1000000", "train.optimizer.schedule=constant"]
+    paths = [tmp_path / "out", tmp_path / "err"]
+    with paths[0].open("w") as out_file, paths[1].open("w") as err_file:
+        streams = (subprocess.DEVNULL, out_file, err_file)
+        process = warm.start("flowrl.cli", words, streams=streams)
         try:
             wait_for_rows(run / "metrics.jsonl", 6, process)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-            out, err = process.communicate(timeout=DEADLINE_S)
+            process.wait(DEADLINE_S)
         finally:
             process.kill()
+    out, err = (path.read_text() for path in paths)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert re.search(r"stopped after step \d+ of grpo; go on with: flowrl run --resume", out)
@@ -240,11 +244,11 @@ def test_ctrl_c_at_the_terminal_ends_with_130_and_the_run_goes_on(tmp_path: Path
     assert outcome(run) == outcome(never.folder)
 
 
-def wait_for_rows(path: Path, number: int, process: subprocess.Popen[str]) -> None:
+def wait_for_rows(path: Path, number: int, process: WarmProcess) -> None:
     """Until a log has so many rows."""
     end = time.monotonic() + DEADLINE_S
     while not path.exists() or path.read_bytes().count(b"\n") < number:
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None
         assert time.monotonic() < end, f"no {number} rows in {path}"
         time.sleep(0.02)
 

@@ -22,6 +22,8 @@ REWARDS = Path(__file__).parent / "rewards.py"
 PLUGIN = "flowrl_backends.verify:plugin"
 DEADLINE_S = 60.0
 
+pytestmark = pytest.mark.usefixtures("cold_starts")
+
 
 def context(function: str = f"{REWARDS}:by_word") -> ScoreContext:
     term = {"kind": "python", "function": function, "name": "score", "weight": 1.0}
