@@ -14,12 +14,12 @@ from flowrl.cost.demand import phase_of
 from flowrl.graph import Node, Op
 from flowrl.graph.ir import called
 from flowrl.graph.sample_sets import sampling_node
-from flowrl.passes.context import (
+from flowrl.passes.settle_truncation import (
     changed_options,
     includes_truncation,
     neutral_options,
+    treats_as_untruncated,
 )
-from flowrl.passes.settle_truncation import treats_as_untruncated
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 from flowrl.specs.maps import SoftOverlong
 from flowrl.wording import counted, listing

@@ -1,4 +1,4 @@
-"""The input of the passes: settings of the configuration, decisions, and sampling options."""
+"""The input of the passes: settings of the configuration, and decisions."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flowrl.cost import ModelShape, Workload
-from flowrl.graph import Node
-from flowrl.specs import AdvantageSpec, Grammar, GroupRelative, LossSpec, PolicyClip, Sampling
-from flowrl.specs.base import format_scalar
+from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
 
 __all__ = [
     "Context",
     "Decision",
     "RoleCost",
     "Truncated",
-    "changed_options",
-    "includes_truncation",
-    "neutral_options",
 ]
 
 
@@ -94,48 +89,3 @@ class Decision:
     choice: str
     why: str
     rejected: tuple[tuple[str, str], ...] = ()
-
-
-# The sampling options of a node.
-
-_NEUTRAL: dict[str, float | int] = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,
-}
-"""The neutral value of each option that changes the distribution that tokens are sampled from.
-Temperature is none of them: logprobs are of the temperature-scaled logits."""
-
-
-def changed_options(generate: Node) -> dict[str, str]:
-    """Returns the options that make the sampled distribution differ from that of the logprobs.
-
-    Returns:
-        `{"top_p": "0.9"}`, and `grammar` with its kind.
-    """
-    sampling, grammar = generate.attr("sampling"), generate.attr("grammar")
-    changed: dict[str, str] = {}
-    if isinstance(sampling, Sampling):
-        for name, neutral in _NEUTRAL.items():
-            value = getattr(sampling, name)
-            if value != neutral:
-                changed[name] = format_scalar(value)
-    if isinstance(grammar, Grammar):
-        changed["grammar"] = grammar.kind
-    return changed
-
-
-def includes_truncation(generate: Node) -> bool:
-    """True if its logprobs are of the distribution that its tokens are sampled from."""
-    sampling = generate.attr("sampling")
-    return isinstance(sampling, Sampling) and sampling.logprobs == "sampler"
-
-
-def neutral_options(changed: dict[str, str]) -> str:
-    """Returns the neutral values of changed options: `top_p=1.0, top_k=0, no grammar`."""
-    return ", ".join(
-        f"{name}={format_scalar(_NEUTRAL[name])}" if name in _NEUTRAL else f"no {name}"
-        for name in changed
-    )

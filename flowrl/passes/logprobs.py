@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from itertools import chain, count
+from itertools import takewhile
 
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
@@ -16,12 +16,9 @@ from flowrl.graph.ir import called, node_error
 from flowrl.graph.sample_sets import sampling_node
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.ids import NodeId
-from flowrl.passes.context import (
-    Context,
-    Decision,
-    changed_options,
-    includes_truncation,
-)
+from flowrl.passes.context import Context, Decision
+from flowrl.passes.settle_truncation import changed_options, includes_truncation
+from flowrl.passes.simplify import ancestors, unused_id
 from flowrl.specs import LossSpec, OwnLoss
 from flowrl.specs import loss as losses
 from flowrl.specs.loss import PolicyLoss
@@ -62,7 +59,7 @@ def insert_old_logprobs(graph: Graph, context: Context) -> Graph:
 
 def decisions_on_old_logprobs(graph: Graph, context: Context) -> tuple[Decision, ...]:
     """Returns what the pass chose for each update of a graph that it has seen, and why."""
-    found = []
+    decisions = []
     for node in graph.of_op(Op.UPDATE):
         choice, edge = node.attr("old_logprobs"), graph.feeding(node.id, "old")
         if choice is None:
@@ -78,17 +75,17 @@ def decisions_on_old_logprobs(graph: Graph, context: Context) -> tuple[Decision,
         else:
             assert edge is not None
             choice = f"of {edge.src}"
-            others = ((OWN, against_own), (ROLLOUT, against_rollout))
-            rejected = tuple((name, reason) for name, reason in others if reason is not None)
+            against = ((OWN, against_own), (ROLLOUT, against_rollout))
+            rejected = tuple((name, reason) for name, reason in against if reason is not None)
             why = "a forward pass at the weights that the step begins with"
             if against_own is None:
                 why += ", as the program says"
-        found.append(
+        decisions.append(
             Decision(
                 subject=f"{node.id}.old_logprobs", choice=str(choice), why=why, rejected=rejected
             )
         )
-    return tuple(found)
+    return tuple(decisions)
 
 
 def _reads_old(update: Node) -> bool:
@@ -138,7 +135,7 @@ def _against_rollout(graph: Graph, update: Node, context: Context) -> str | None
 
 
 def _feed(graph: Graph, update: Node) -> Graph:
-    """The argument `old` of an update, from a node that is there or a new one."""
+    """Feeds the argument `old` of an update, from an existing node or a new one."""
     rollout = graph.feeding(update.id, "rollout")
     assert rollout is not None  # every update has one
     before = _passes_before_updates(graph, update)
@@ -151,14 +148,11 @@ def _feed(graph: Graph, update: Node) -> Graph:
 
 
 def _passes_before_updates(graph: Graph, update: Node) -> list[Node]:
-    """The logprobs of the role that the weights at the start of the step give."""
-    found = []
-    for node in graph.nodes:
-        if node.op is Op.UPDATE and node.role == update.role:
-            break
-        if node.op is Op.LOGPROBS and node.role == update.role:
-            found.append(node)
-    return found
+    """Returns the logprobs nodes of the role that run with the weights of the step's start."""
+    before = takewhile(
+        lambda node: not (node.op is Op.UPDATE and node.role == update.role), graph.nodes
+    )
+    return [node for node in before if node.op is Op.LOGPROBS and node.role == update.role]
 
 
 def _samples(graph: Graph, node: Node) -> NodeId | None:
@@ -167,12 +161,9 @@ def _samples(graph: Graph, node: Node) -> NodeId | None:
 
 
 def _insert(graph: Graph, update: Node, samples: NodeId) -> tuple[Graph, Node]:
-    """A forward pass of the role before its first update of the step."""
-    taken = {node.id for node in graph.nodes}
-    more = (f"{update.role}.logprobs.{number}" for number in count(2))
-    names = chain([f"{update.role}.logprobs"], more)
+    """Inserts a forward pass of the role before its first update of the step."""
     made = Node(
-        id=NodeId(next(name for name in names if name not in taken)),
+        id=unused_id(graph, f"{update.role}.logprobs"),
         op=Op.LOGPROBS,
         role=update.role,
         inputs=("rollout",),
@@ -180,7 +171,7 @@ def _insert(graph: Graph, update: Node, samples: NodeId) -> tuple[Graph, Node]:
         source=update.source,
     )
     first = next(i for i, n in enumerate(graph.nodes) if n.op is Op.UPDATE and n.role == made.role)
-    needed = _ancestors(graph, samples)
+    needed = ancestors(graph, [samples], within_step=True)
     before, after = graph.nodes[:first], graph.nodes[first:]
     # The nodes that make the samples may come after the first update, which it does not read.
     moved = tuple(node for node in after if node.id in needed)
@@ -193,17 +184,6 @@ def _insert(graph: Graph, update: Node, samples: NodeId) -> tuple[Graph, Node]:
     )
     nodes = (*before, *moved, made, *rest)
     return replace(graph, nodes=nodes, edges=(*graph.edges, edge)), made
-
-
-def _ancestors(graph: Graph, node_id: NodeId) -> set[NodeId]:
-    """A node and all that it reads within the step, directly or not."""
-    found, waiting = {node_id}, [node_id]
-    while waiting:
-        for edge in graph.in_edges(waiting.pop()):
-            if not edge.carried and edge.src not in found:
-                found.add(edge.src)
-                waiting.append(edge.src)
-    return found
 
 
 # Behaviour logprobs: those of the policy that produced an update's samples.
@@ -226,11 +206,13 @@ def bind_behaviour_logprobs(graph: Graph, context: Context) -> Graph:
         loss = node.attr("loss")
         if not isinstance(loss, LossSpec):
             continue
-        drawn = sampling_node(graph, node)
-        if drawn is not None:
-            _check_staleness(graph, node, loss, drawn, context)
+        generate = sampling_node(graph, node)
+        if generate is not None:
+            _check_staleness(graph, node, loss, generate, context)
         reads = "behaviour_logprobs" in loss.needs
-        measures = drawn is not None and drawn.role == node.role and loss.predicts == "logprobs"
+        measures = (
+            generate is not None and generate.role == node.role and loss.predicts == "logprobs"
+        )
         if (reads or measures) and not loss.pairs:
             graph = graph.replacing(node.with_attrs(behaviour_logprobs=ROLLOUT_LOGPROBS.name))
         carried[node.id] = _read_fields(graph.node(node.id), loss)
@@ -253,23 +235,24 @@ def _trimmed(edge: Edge, carried: dict[str, tuple[str, ...]]) -> Edge:
 
 
 def _check_staleness(
-    graph: Graph, node: Node, loss: LossSpec, drawn: Node, context: Context
+    graph: Graph, node: Node, loss: LossSpec, generate: Node, context: Context
 ) -> None:
-    """A critic learns returns, a reward model preferences: neither is a policy of its samples."""
+    """Raises an error for stale samples of a policy whose loss does not correct for them."""
+    # A critic learns returns and a reward model preferences: neither is a policy of its samples.
     if loss.corrects_behaviour or loss.predicts != "logprobs":
         return
-    sync = _refresh(graph, node, drawn)
+    sync = _refresh(graph, node, generate)
     every = sync.attr("every") if sync is not None else 1
     late = every - 1 if isinstance(every, int) else 0
     if context.max_staleness + late > 0:
         raise _uncorrected(node, loss, context.max_staleness + late, sync if late else None)
 
 
-def _refresh(graph: Graph, update: Node, drawn: Node) -> Node | None:
-    """The sync by which who draws follows the policy that is updated, from time to time."""
+def _refresh(graph: Graph, update: Node, generate: Node) -> Node | None:
+    """Returns the sync by which the generating role follows the updated one from time to time."""
     for sync in graph.of_op(Op.SYNC):
         edge = graph.feeding(sync.id, "weights")
-        if sync.role == drawn.role != update.role and edge is not None:
+        if sync.role == generate.role != update.role and edge is not None:
             return sync if graph.node(edge.src).role == update.role else None
     return None
 
@@ -299,12 +282,12 @@ def _uncorrected(node: Node, loss: LossSpec, staleness: int, sync: Node | None) 
 
 
 def correcting_losses(*, pairs: bool = False) -> tuple[str, ...]:
-    """Names of all losses on rollouts that, as they are, correct for older policies.
+    """Returns the names of the losses that correct for older policies with their defaults.
 
     Args:
-        pairs: Of those on pairs of samples; otherwise of policy losses.
+        pairs: True for losses on pairs of samples, False for policy losses.
     """
-    found = []
+    names = []
     for name in losses.__all__:
         make = getattr(losses, name)
         if not inspect.isfunction(make) or not _needs_nothing(make):
@@ -312,8 +295,8 @@ def correcting_losses(*, pairs: bool = False) -> tuple[str, ...]:
         loss = make()
         policy = isinstance(loss, LossSpec) and loss.predicts == "logprobs"
         if policy and loss.corrects_behaviour and loss.pairs == pairs:
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def _needs_nothing(make: object) -> bool:

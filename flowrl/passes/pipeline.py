@@ -49,7 +49,7 @@ class PassRecord:
 
 
 def pass_names() -> tuple[str, ...]:
-    """Names of all passes, in order."""
+    """Returns the names of all passes, in order."""
     return tuple(p.__name__ for p in PASSES)
 
 

@@ -15,24 +15,69 @@ from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
 from flowrl.graph.sample_sets import sampling_node
-from flowrl.passes.context import (
-    Context,
-    changed_options,
-    includes_truncation,
-    neutral_options,
-)
-from flowrl.specs import LossSpec, Sampling
+from flowrl.passes.context import Context
+from flowrl.specs import Grammar, LossSpec, Sampling
+from flowrl.specs.base import format_scalar
 
-__all__ = ["settle_truncation", "treats_as_untruncated"]
+__all__ = [
+    "changed_options",
+    "includes_truncation",
+    "neutral_options",
+    "settle_truncation",
+    "treats_as_untruncated",
+]
+
+_NEUTRAL: dict[str, float | int] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+}
+"""The neutral value of each option that changes the distribution that tokens are sampled from.
+Temperature is none of them: logprobs are of the temperature-scaled logits."""
+
+
+def changed_options(generate: Node) -> dict[str, str]:
+    """Returns the options that make the sampled distribution differ from that of the logprobs.
+
+    Returns:
+        `{"top_p": "0.9"}`, and `grammar` with its kind.
+    """
+    sampling, grammar = generate.attr("sampling"), generate.attr("grammar")
+    changed: dict[str, str] = {}
+    if isinstance(sampling, Sampling):
+        for name, neutral in _NEUTRAL.items():
+            value = getattr(sampling, name)
+            if value != neutral:
+                changed[name] = format_scalar(value)
+    if isinstance(grammar, Grammar):
+        changed["grammar"] = grammar.kind
+    return changed
+
+
+def includes_truncation(generate: Node) -> bool:
+    """True if its logprobs are of the distribution that its tokens are sampled from."""
+    sampling = generate.attr("sampling")
+    return isinstance(sampling, Sampling) and sampling.logprobs == "sampler"
+
+
+def neutral_options(changed: dict[str, str]) -> str:
+    """Returns the neutral values of changed options: `top_p=1.0, top_k=0, no grammar`."""
+    return ", ".join(
+        f"{name}={format_scalar(_NEUTRAL[name])}" if name in _NEUTRAL else f"no {name}"
+        for name in changed
+    )
+
 
 SAMPLER: Literal["sampler"] = "sampler"
 
 
 def settle_truncation(graph: Graph, context: Context) -> Graph:
-    """Does with each truncated rollout that a policy gradient reads what `truncated` says.
+    """Treats each truncated rollout that a policy gradient reads as `context.truncated` says.
 
-    - `refuse`: nothing; the error names each option and its neutral value.
-    - `ignore`: leaves it as it is.
+    - `refuse`: an error names each option and its neutral value.
+    - `ignore`: the rollout stays as it is.
     - `repeat`: its sampling says `logprobs="sampler"`: the engine reports logprobs after
       truncation, and every logprobs and update node of these samples truncates in the same way. So
       does a program that asks for `fl.Sampling(logprobs="sampler")`.
@@ -60,7 +105,7 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
 
 
 def treats_as_untruncated(graph: Graph, generate: Node) -> tuple[Node, ...]:
-    """The updates whose policy gradient is over samples of `generate`."""
+    """Returns the updates whose policy gradient is over samples of `generate`."""
     return tuple(
         node
         for node in graph.of_op(Op.UPDATE)
@@ -90,8 +135,8 @@ def _refused(generate: Node, update: Node, changed: dict[str, str], context: Con
         suggestions.append(f"{key}.truncated=repeat has the trainer truncate in the same way")
     return node_error(
         generate,
-        f"{generate.id} samples with {_said(changed)}, but its logprobs are those before that, so "
-        f"the gradient of {update.id} would be biased",
+        f"{generate.id} samples with {_format_options(changed)}, but its logprobs are those before "
+        f"that, so the gradient of {update.id} would be biased",
         expected=neutral_options(changed),
         hint="; or ".join(suggestions),
     )
@@ -111,14 +156,14 @@ def _check_repeatable(
         raise node_error(
             node,
             f"the backend of {node.role} cannot include in logprobs that {generate.id} samples "
-            f"with {_said(unable)}",
+            f"with {_format_options(unable)}",
             found=f"{key}=repeat, and it repeats {', '.join(sorted(able)) or 'nothing'}",
             expected=neutral_options(unable),
             hint=f"set these, or train with the bias: {key}=ignore",
         )
 
 
-def _said(changed: dict[str, str]) -> str:
+def _format_options(changed: dict[str, str]) -> str:
     return ", ".join(
         f"a grammar ({value})" if name == "grammar" else f"{name}={value}"
         for name, value in changed.items()

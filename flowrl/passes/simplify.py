@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain, count
 
 from flowrl.graph import Edge, Graph, Node, Op
 from flowrl.graph.signatures import ADVANTAGE, ROLLOUT_LOGPROBS, SAMPLING_OPTIONS, SCORE
@@ -11,11 +13,13 @@ from flowrl.passes.context import Context, Decision
 from flowrl.specs import KL, CrossEntropy, LossSpec, Sampling
 
 __all__ = [
+    "ancestors",
     "decisions_on_merging",
     "drop_dead_nodes",
     "drop_zero_kl",
     "fill_defaults",
     "merge_logprobs",
+    "unused_id",
 ]
 
 
@@ -77,10 +81,8 @@ def _reads_rollout(graph: Graph, node: Node) -> bool:
 
 
 def _insert_advantage(graph: Graph, update: Node, context: Context) -> Graph:
-    taken = {node.id for node in graph.nodes}
-    names = ["advantage", *(f"advantage.{i}" for i in range(2, len(taken) + 3))]
     advantage = Node(
-        id=NodeId(next(name for name in names if name not in taken)),
+        id=unused_id(graph, "advantage"),
         op=Op.ADVANTAGE,
         inputs=("scores",),
         outputs=(ADVANTAGE,),
@@ -166,9 +168,9 @@ def _is_pass(node: Node) -> bool:
 
 def drop_dead_nodes(graph: Graph, context: Context) -> Graph:
     """Keeps updates and logs, syncs of roles that do something, and all that these read."""
-    live = _needed(graph, {node.id for node in graph.of_op(Op.UPDATE, Op.LOG)})
+    live = ancestors(graph, {node.id for node in graph.of_op(Op.UPDATE, Op.LOG)})
     asked = {graph.node(node_id).role for node_id in live}
-    live = _needed(graph, live | {n.id for n in graph.of_op(Op.SYNC) if n.role in asked})
+    live = ancestors(graph, live | {n.id for n in graph.of_op(Op.SYNC) if n.role in asked})
     return replace(
         graph,
         nodes=tuple(node for node in graph.nodes if node.id in live),
@@ -176,12 +178,24 @@ def drop_dead_nodes(graph: Graph, context: Context) -> Graph:
     )
 
 
-def _needed(graph: Graph, live: set[NodeId]) -> set[NodeId]:
-    """These nodes and all that they read, directly or not."""
-    found, waiting = set(live), list(live)
+def ancestors(graph: Graph, nodes: Iterable[NodeId], *, within_step: bool = False) -> set[NodeId]:
+    """Returns these nodes and all that they read, directly or not.
+
+    Args:
+        within_step: True to leave out what is carried from the step before.
+    """
+    seen = set(nodes)
+    waiting = list(seen)
     while waiting:
         for edge in graph.in_edges(waiting.pop()):
-            if edge.src not in found:
-                found.add(edge.src)
+            if edge.src not in seen and not (within_step and edge.carried):
+                seen.add(edge.src)
                 waiting.append(edge.src)
-    return found
+    return seen
+
+
+def unused_id(graph: Graph, name: str) -> NodeId:
+    """Returns `name`, or else `name.2`, `name.3`, ..., whichever no node has."""
+    taken = {node.id for node in graph.nodes}
+    names = chain([name], (f"{name}.{number}" for number in count(2)))
+    return NodeId(next(each for each in names if each not in taken))

@@ -1,4 +1,7 @@
-"""Filters and selections by name: which groups and samples reach the update."""
+"""Filters and selections by name: which groups and samples reach the update.
+
+The functions of `fl.filter` and `fl.select` document the fields that are their arguments too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,6 @@ class ZeroVariance(FilterSpec):
     """Removes groups whose scores differ by at most `tolerance`: they carry no gradient.
 
     Attributes:
-        tolerance: The largest difference of scores that count as equal.
         measure: `spread` compares max - min; `std` the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population's.
         singleton: The treatment of a group of one.
@@ -106,9 +108,8 @@ class Threshold(SelectSpec):
 class BestAndWorst(SelectSpec):
     """Keeps a pair of each group, its best sample and then its worst, for preference losses.
 
-    Attributes:
-        tolerance: Groups whose scores differ by at most this are removed, because neither sample
-            of such a pair would be better.
+    Groups whose scores differ by at most `tolerance` are removed, because neither sample of such a
+    pair would be better.
     """
 
     kind: ClassVar[str] = "best_and_worst"
@@ -119,12 +120,7 @@ class BestAndWorst(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK(SelectSpec):
-    """Keeps `k` samples of each group, chosen by hashes of their ids, so that it can be repeated.
-
-    Attributes:
-        k: The number of samples of each group; a smaller group is kept whole.
-        seed: The seed of the hashes.
-    """
+    """Keeps `k` samples of each group, chosen by hashes of their ids: always the same ones."""
 
     kind: ClassVar[str] = "random"
 

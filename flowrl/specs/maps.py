@@ -7,7 +7,8 @@
 A map reads fields of its arguments by *key*: the field's name for the first argument that has it,
 the name with `_2` for the second one, and so on (`score`, `score_2`). It gives fields of its own:
 `score` makes scores, anything else goes to logs and, as `extra=`, to own losses. Reward shaping is
-a map from scores to scores: penalties are added to the score, the others replace it.
+a map from scores to scores: penalties are added to the score, the others replace it. The functions
+of `fl.shaping` document the fields that are their arguments too.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ UNITS = ("samples", "tokens")
 
 DTYPES = ("float32", "int64", "bool")
 
-_KNOWN: dict[str, Gives] = {
-    "score": ("score", "float32", "samples"),
-    "advantage": ("advantage", "float32", "samples"),
-    "token_reward": ("token_reward", "float32", "tokens"),
+_KNOWN: dict[str, tuple[Gives, ...]] = {
+    "score": (("score", "float32", "samples"),),
+    "advantage": (("advantage", "float32", "samples"), ("advantage", "float32", "tokens")),
+    "token_reward": (("token_reward", "float32", "tokens"),),
 }
-"""Fields that operations read, and that a map declares by their name alone."""
+"""The forms of fields that operations read; a map declares the first one by the name alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class MapSpec(Spec):
     @property
     def gives(self) -> tuple[Gives, ...]:
         """The name, dtype and unit of each field that the map gives."""
-        return (_KNOWN["score"],)
+        return _KNOWN["score"]
 
     @property
     def per_sample(self) -> bool:
@@ -192,7 +193,7 @@ class UserMap(MarkedFunction[OwnMap]):
         _check_keys(keys)
         given = [_field(text) for text in texts]
         _check_given(given)
-        fields = format_list(f"{name}: {dtype}/{unit}" for name, dtype, unit in given)
+        fields = format_list(map(_format_field, given))
         return lambda function: cls(
             function,
             kind="map",
@@ -209,7 +210,7 @@ _FIELD = re.compile(r"(?P<name>[A-Za-z_]\w*)\s*(?::\s*(?P<dtype>\w+)\s*)?/\s*(?P
 def _field(text: str) -> Gives:
     """Reads a field from `name`, `name/unit` or `name: dtype/unit`."""
     if text in _KNOWN:
-        return _KNOWN[text]
+        return _KNOWN[text][0]
     match = _FIELD.fullmatch(text.strip())
     if match is None:
         raise TraceError(
@@ -249,19 +250,23 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 def _check_given(given: Sequence[Gives]) -> None:
     names = [name for name, _, _ in given]
-    for name, dtype, unit in given:
+    for each in given:
+        name, dtype, unit = each
         if names.count(name) > 1:
             raise TraceError(f"a map gives {name!r} twice", where=caller())
-        known = _KNOWN.get(name)
-        # An advantage may also be one number a token.
-        units = UNITS if name == "advantage" else known[2:] if known else (unit,)
-        if known is not None and (dtype != known[1] or unit not in units):
+        known = _KNOWN.get(name, (each,))
+        if each not in known:
             raise TraceError(
                 f"a map cannot give {name!r} as {dtype}/{unit}: operations read it by this name",
                 where=caller(),
-                expected=" or ".join(f"{name}: {known[1]}/{each}" for each in units),
+                expected=" or ".join(map(_format_field, known)),
                 hint="choose another name",
             )
+
+
+def _format_field(field: Gives) -> str:
+    name, dtype, unit = field
+    return f"{name}: {dtype}/{unit}"
 
 
 def _key(name: str, place: int) -> str:
@@ -293,9 +298,6 @@ class SoftOverlong(ShapingSpec):
     With `buffer=0` the penalty is `factor` for every response longer than `max_tokens`, else 0.
 
     Attributes:
-        max_tokens: The length in tokens at which the penalty is `factor`.
-        buffer: The number of tokens over which it grows.
-        factor: The penalty at `max_tokens`.
         cap: True if it stays at `factor` beyond `max_tokens`, as in the paper; else it grows on.
     """
 
@@ -321,13 +323,8 @@ class StopProperly(ShapingSpec):
 class CosineLength(ShapingSpec):
     """A score that falls from right and rises from wrong along half a cosine of the length.
 
-    Attributes:
-        max_tokens: The length in tokens at which the cosine ends.
-        wrong_short: The score of a wrong response of no tokens.
-        wrong_long: The score of a wrong response of `max_tokens` or more.
-        correct_long: The score of a correct response of `max_tokens` or more.
-        correct_short: The score of a correct response of no tokens.
-        correct_above: The score above which a map takes a response for correct.
+    `wrong_short` and `correct_short` are the scores of responses of no tokens, the others those of
+    `max_tokens` or more.
     """
 
     kind: ClassVar[str] = "cosine_length"
@@ -345,10 +342,6 @@ class Repetition(ShapingSpec):
     """`max_penalty` times the share of n-grams that occurred before in the response.
 
     The map reads token ids and adds the penalty to the score.
-
-    Attributes:
-        ngram: The length of an n-gram.
-        max_penalty: The penalty of a response of repetitions alone; at most 0.
     """
 
     kind: ClassVar[str] = "repetition"

@@ -9,11 +9,7 @@ from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node
 from flowrl.graph.sample_sets import sampling_node
 from flowrl.passes import Context, run_passes
-from flowrl.passes.context import (
-    changed_options,
-    includes_truncation,
-    neutral_options,
-)
+from flowrl.passes.settle_truncation import changed_options, includes_truncation, neutral_options
 from flowrl.specs import Sampling
 
 STALE = Context(max_staleness=1)
