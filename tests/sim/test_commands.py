@@ -297,10 +297,10 @@ def test_a_profile_is_of_this_machine_and_of_models_that_have_weights(place, cap
 
 @pytest.mark.slow
 def test_a_profile_is_measured_and_then_used(place, capsys):
-    assert flowrl("profile", "tiny.yaml", "plan.mean_turns=3") == 0
+    assert flowrl("profile", "tiny.yaml", "roles.spare={copy_of: actor}") == 0
     out, err = capsys.readouterr()
     # The short runs of a profile are of configs that nobody wrote.
-    assert err.count("says something of episodes") == 1
+    assert err.count("uses the role spare") == 1
     assert "profile of tiny" in out
     assert out.endswith("written to runs/tiny.profile.json\n")
     assert "measuring: actor: update" in err
