@@ -89,19 +89,19 @@ def _print_text(written: Sequence[_Written], plan: PlacementPlan) -> None:
         print("no weights are transferred: all are used where they are trained")
         return
     count = stay = nbytes = stay_bytes = 0
-    for one in written:
-        if not one.parameters:
+    for item in written:
+        if not item.parameters:
             continue
-        print(route_line(one.route, plan))
-        if one.route.node is None:
+        print(route_line(item.route, plan))
+        if item.route.node is None:
             continue
         print(HEAD)
-        for source, destination, transfer in one.transfers:
-            size = transfer.elements * one.width
+        for source, destination, transfer in item.transfers:
+            size = transfer.elements * item.width
             itself = source == destination
             count, nbytes = count + 1, nbytes + size
             stay, stay_bytes = stay + itself, stay_bytes + itself * size
-            whole = " x ".join(map(str, one.parameters[transfer.parameter].size))
+            whole = " x ".join(map(str, item.parameters[transfer.parameter].size))
             sys.stdout.write(
                 f"  {transfer.parameter} ({whole}) {_slice(transfer.box)}: "
                 f"{source} {_slice(transfer.source_slice)} -> "
@@ -117,22 +117,22 @@ def _print_text(written: Sequence[_Written], plan: PlacementPlan) -> None:
 def _print_json(written: Sequence[_Written]) -> None:
     """Prints a list with an object a line, without keeping it."""
     lead = "["
-    for one in written:
-        for source, destination, transfer in one.transfers:
+    for item in written:
+        for source, destination, transfer in item.transfers:
             plain = {
-                "source": one.route.source,
-                "node": one.route.node,
-                "after": one.route.after,
-                "every": one.route.every,
+                "source": item.route.source,
+                "node": item.route.node,
+                "after": item.route.after,
+                "every": item.route.every,
                 "parameter": transfer.parameter,
-                "size": one.parameters[transfer.parameter].size,
+                "size": item.parameters[transfer.parameter].size,
                 "slice": transfer.box,
                 "from": source,
                 "to": destination,
                 "source_slice": transfer.source_slice,
                 "destination_slice": transfer.destination_slice,
                 "elements": transfer.elements,
-                "bytes": transfer.elements * one.width,
+                "bytes": transfer.elements * item.width,
             }
             sys.stdout.write(f"{lead}\n{json.dumps(plain)}")
             lead = ","

@@ -105,11 +105,11 @@ def _print_sizes(config: Path, words: Sequence[str], options: SizeOptions) -> No
         for kind in _kinds(options)
     ]
     found = [_sizes_of(job, options, loaded) for job in jobs]
-    failed = [one for one in found if isinstance(one, FlowError)]
+    failed = [size for size in found if isinstance(size, FlowError)]
     if len(failed) == len(found):
         raise failed[0]
     if options.as_json:
-        plain = [_plain(one) for one in found]
+        plain = [_plain(size) for size in found]
         names = [job.spec.name for job in jobs]
         print(
             json.dumps(
@@ -117,7 +117,7 @@ def _print_sizes(config: Path, words: Sequence[str], options: SizeOptions) -> No
             )
         )
         return
-    print("\n\n".join(_size_text(job, one) for job, one in zip(jobs, found, strict=True)))
+    print("\n\n".join(_size_text(job, size) for job, size in zip(jobs, found, strict=True)))
     stages = loaded.config.stages
     if len(stages) > 1:
         print(f"of stage {stages[-1]}, the last of {' -> '.join(stages)}")
@@ -149,7 +149,8 @@ def _plain(found: Size | tuple[Size | int, ...] | FlowError) -> object:
     if not isinstance(found, tuple):
         return asdict(found)
     return [
-        {"devices": one, "fits": False} if isinstance(one, int) else asdict(one) for one in found
+        {"devices": size, "fits": False} if isinstance(size, int) else asdict(size)
+        for size in found
     ]
 
 
@@ -265,9 +266,9 @@ def numbers_of(text: str, node_size: int) -> list[int]:
         if name != "devices" or not equals:
             raise ValueError
         if ":" not in value:
-            numbers = sorted({int(one) for one in value.split(",")})
+            numbers = sorted({int(number) for number in value.split(",")})
         else:
-            first, last = (int(one) for one in value.split(":"))
+            first, last = (int(number) for number in value.split(":"))
             numbers = []
             while 0 < first <= last and len(numbers) <= 64:
                 numbers.append(first)
@@ -284,7 +285,7 @@ def numbers_of(text: str, node_size: int) -> list[int]:
             expected="devices=8:1024 (doubling), or devices=8,24,64",
             hint="write the smallest and the largest with a colon, or all of them with commas",
         ) from None
-    odd = [one for one in numbers if one > node_size and one % node_size]
+    odd = [number for number in numbers if number > node_size and number % node_size]
     if odd:
         low = odd[0] // node_size * node_size
         raise FlowError(

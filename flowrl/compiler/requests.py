@@ -233,8 +233,8 @@ def _assumptions(loaded: LoadedConfig, stage: LoweredStage, longest: int) -> Ite
     further += ["train.policies.over_sampling"] if "over_sampling" in train.policies else []
     if further:
         yield (
-            f"no sample is drawn beside those that a step learns from ({' and '.join(further)}); "
-            "`flowrl simulate` draws them"
+            f"only samples that a step learns from are generated ({' and '.join(further)} may ask "
+            "for more, which `flowrl simulate` generates)"
         )
 
 

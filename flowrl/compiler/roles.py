@@ -222,7 +222,7 @@ def _meetings(
         generate = None if node.op is Op.GENERATE else sampling_node(graph, node)
         if generate is not None:
             yield from _same_vocabulary(
-                node, str(generate.role), f"{generate.id} draws", role_backends
+                node, str(generate.role), f"{generate.id} generated", role_backends
             )
         else:
             readers.append(node.role)

@@ -216,7 +216,7 @@ def _responses_fit(stage: LoweredStage, role_backends: RoleBackends) -> Problems
         limit, prompt = space
         if prompt + most.value > limit:
             yield ConfigError(
-                f"{node.id} draws responses of {most.written}, which with prompts of "
+                f"{node.id} generates responses of {most.written}, which with prompts of "
                 f"{counted(prompt, 'token')} or more do not fit the model of role "
                 f"{str(node.role)!r}",
                 where=_places(most.where, role_backends.loaded.where(f"roles.{node.role}.model")),

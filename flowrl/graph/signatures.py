@@ -97,12 +97,12 @@ class Argument:
         fields: What the edge that feeds it must carry.
         optional_fields: Further fields that it may carry.
         also: Fields, each called as one of `fields`, that may come in its place.
-        required: Whether an edge must feed it.
+        required: True if an edge must feed it.
         until: The last level that knows it.
-        carried: Whether its value is of the step before.
-        inner: Whether only an edge within a region feeds it.
-        many: Whether there may be several: `input`, `input_2`, `input_3`, ...
-        any_fields: Whether it takes whatever fields it is given.
+        carried: True if its value is of the step before.
+        inner: True if only an edge within a region feeds it.
+        many: True if there may be several: `input`, `input_2`, `input_3`, ...
+        any_fields: True if it takes whatever fields it is given.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Argument:
         return self.many and number != name and number.isdecimal()
 
     def field(self, name: str) -> Field | None:
-        """The field of that name that the argument takes."""
+        """Returns the field of that name that the argument takes."""
         return next((f for f in self.fields + self.optional_fields if f.name == name), None)
 
     def takes(self, field: Field) -> bool:
@@ -177,7 +177,7 @@ class Signature:
     """The specification of an operation.
 
     Attributes:
-        has_role: Whether a role performs it.
+        has_role: True if a role performs it.
         arguments: What it reads.
         outputs: What it produces, exactly; None where that depends on the data, on what is passed
             on, or on its attributes: `flowrl.graph.verify` says how.
@@ -190,7 +190,7 @@ class Signature:
     attrs: tuple[AttrRule, ...] = ()
 
     def argument(self, name: str) -> Argument | None:
-        """The argument of that name."""
+        """Returns the argument of that name."""
         return next((a for a in self.arguments if a.is_named(name)), None)
 
     @property
@@ -199,7 +199,7 @@ class Signature:
         return (*self.attrs, *COMMON_ATTRS, *(ROLE_ATTRS if self.has_role else ()))
 
     def attr(self, name: str) -> AttrRule | None:
-        """The rule of the attribute of that name."""
+        """Returns the rule of the attribute of that name."""
         return next((a for a in self.rules if a.name == name), None)
 
 

@@ -378,11 +378,11 @@ def test_a_kind_is_of_the_stages_that_draw_and_of_the_last(flowrl: Run):
     assert "to fix: set train.max_staleness to 1 or more, or ask for another kind" in err
 
 
-def test_what_is_drawn_beside_the_samples_of_a_step_is_told_to_be_left_out(flowrl: Run):
+def test_a_plan_notes_samples_that_a_step_does_not_learn_from_and_that_it_leaves_out(flowrl: Run):
     words = ["train.refill=true", "train.policies.over_sampling.members=2"]
-    told = "assumed: no sample is drawn beside those that a step learns from (train.refill and "
-    assert told + "train.policies.over_sampling); " in flowrl(CONFIG, *SMALL, *NODE, *words)[1]
-    assert "drawn beside" not in flowrl(CONFIG, *SMALL, *NODE)[1]
+    note = "assumed: only samples that a step learns from are generated (train.refill and "
+    assert note + "train.policies.over_sampling may" in flowrl(CONFIG, *SMALL, *NODE, *words)[1]
+    assert "that a step learns from" not in flowrl(CONFIG, *SMALL, *NODE)[1]
 
 
 def test_a_profile_that_is_not_there_is_told_with_the_word_that_names_it(flowrl: Run):

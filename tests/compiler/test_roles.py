@@ -146,7 +146,7 @@ def test_samples_of_another_vocabulary_are_refused_with_both_sizes_and_where_the
     other = model()
     other["tokenizer"] = {"kind": "char", "alphabet": "0123456789+= abcdef"}
     error = refused(programs.compared, with_roles(other=other))
-    assert "other.logprobs reads samples that actor.generate draws" in error.what
+    assert "other.logprobs reads samples that actor.generate generated" in error.what
     assert line_of("ref = other.logprobs(rollout)").split(":")[0] in error.where
     assert error.found == (
         "24 tokens (roles.other.tokenizer) and 16 tokens (roles.actor.tokenizer)"

@@ -152,13 +152,13 @@ def test_a_response_of_the_program_that_no_model_holds_is_refused(tmp_path, monk
     text = message(tmp_path, monkeypatch, options=", max_tokens=9")
     # data.max_prompt_tokens is 8, the model holds 16.
     assert "mine.py:6 (actor.generate) and run.yaml" in text
-    assert "draws responses of max_tokens=9" in text
+    assert "generates responses of max_tokens=9" in text
     assert "prompts of 8 tokens or more" in text
     assert "at most 16 tokens" in text
     assert "write max_tokens=8" in text
     message(tmp_path, monkeypatch, options=", max_tokens=8", fits=True)
     text = message(tmp_path, monkeypatch, options=", sampling=fl.Sampling(max_tokens=64)")
-    assert "draws responses of max_tokens=64" in text
+    assert "generates responses of max_tokens=64" in text
 
 
 def test_a_default_response_that_no_model_holds_is_told_as_a_default(tmp_path, monkeypatch):
