@@ -53,12 +53,13 @@ REQUIRED = _Required()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleParameter:
-    """A role: what the config must say something about.
+    """A role, which the config describes.
 
     Attributes:
-        name: Of the role in the config.
-        kind: What it does.
-        parameter: Of the function; the same, unless the workflow is bound to other roles.
+        name: The name of the role in the config.
+        kind: The class of its handle, whose operations it performs.
+        parameter: The name of the function's parameter; the same, unless `Workflow.bind` renames
+            the role.
     """
 
     name: RoleName
@@ -79,9 +80,9 @@ class Argument:
     """A setting of the workflow, given by `args` in the config.
 
     Attributes:
-        types: Of which any value will do.
-        choices: Values that a `Literal` names, in addition to those.
-        default: `REQUIRED` where it has none.
+        types: The types of its values.
+        choices: Values that a `Literal` names, in addition to those of the types.
+        default: The default; `REQUIRED` where it has none.
     """
 
     name: str
@@ -111,18 +112,19 @@ class Parameters:
 def read_parameters(
     function: Callable[..., object], local_names: Mapping[str, object], where: SourceRef
 ) -> Parameters:
-    """The parameters of a workflow function, from its annotations.
+    """Returns the parameters of a workflow function, from its annotations.
 
     Raises:
-        TraceError: a parameter without annotation or with one that has no meaning here.
+        TraceError: A parameter has no annotation, or one without a meaning here.
     """
+    workflow = f"workflow '{function.__name__}'"
     try:
         hints = get_type_hints(function, localns=dict(local_names))
     except Exception as error:
         hint = _misspelt(error) or "import what they name: import flowrl as fl"
         text = str(error).removesuffix(f": {hint}")
         raise TraceError(
-            f"the annotations of workflow '{function.__name__}' cannot be read",
+            f"the annotations of {workflow} cannot be read",
             where=str(where),
             found=f"{type(error).__name__}: {text}",
             hint=hint,
@@ -131,19 +133,22 @@ def read_parameters(
     data: list[DataParameter] = []
     arguments: list[Argument] = []
     for parameter in inspect.signature(function).parameters.values():
-        kind = _annotation(function, parameter, hints, where)
-        if kind in (*ROLE_KINDS, *_DATA):
-            _refuse_default(function, parameter, where)
-        if kind in ROLE_KINDS:
-            role = RoleName(parameter.name)
-            roles.append(RoleParameter(name=role, kind=kind, parameter=role))
-        elif kind in _DATA:
-            data.append(DataParameter(name=parameter.name, kind=kind))
-        else:
-            arguments.append(_read_argument(function, parameter, kind, where))
+        try:
+            kind = _annotation(parameter, hints)
+            if kind in ROLE_KINDS:
+                role = RoleName(parameter.name)
+                roles.append(RoleParameter(name=role, kind=kind, parameter=role))
+            elif kind in _DATA:
+                data.append(DataParameter(name=parameter.name, kind=kind))
+            else:
+                arguments.append(_read_argument(parameter, kind))
+        except TraceError as error:
+            error.what = f"parameter '{parameter.name}' of {workflow} {error.what}"
+            error.where = str(where)
+            raise
     if not any(role.kind.learns for role in roles):
         raise TraceError(
-            f"workflow '{function.__name__}' has no role that learns",
+            f"{workflow} has no role that learns",
             where=str(where),
             expected="a parameter such as actor: fl.Policy",
             hint="add a parameter such as actor: fl.Policy",
@@ -158,42 +163,28 @@ def _misspelt(error: Exception) -> str | None:
     return None
 
 
-def _refuse_default(
-    function: Callable[..., object], parameter: inspect.Parameter, where: SourceRef
-) -> None:
-    if parameter.default is not parameter.empty:
-        raise TraceError(
-            f"parameter '{parameter.name}' of workflow '{function.__name__}' has a default, but "
-            "roles and data come from the config",
-            where=str(where),
-            found=repr(parameter.default),
-            hint="leave the default out; a role that only some settings use is used inside "
-            "`if kl:`, and the config need not name it then",
-        )
+# The errors of these functions begin where `read_parameters` names the parameter.
 
 
-def _annotation(
-    function: Callable[..., object],
-    parameter: inspect.Parameter,
-    hints: Mapping[str, object],
-    where: SourceRef,
-) -> Any:
+def _annotation(parameter: inspect.Parameter, hints: Mapping[str, object]) -> Any:
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise TraceError(
-            f"parameter '{parameter.name}' of workflow '{function.__name__}' has no name to give",
-            where=str(where),
+            "has no name to give",
             found=str(parameter.kind.description),
             expected="parameters with names of their own, without *, ** and /",
             hint="give it a name of its own, or leave it out",
         )
     if parameter.name not in hints:
+        raise TraceError("has no annotation", expected=_ACCEPTED, hint=_annotation_for(parameter))
+    kind = hints[parameter.name]
+    if kind in (*ROLE_KINDS, *_DATA) and parameter.default is not parameter.empty:
         raise TraceError(
-            f"parameter '{parameter.name}' of workflow '{function.__name__}' has no annotation",
-            where=str(where),
-            expected=_ACCEPTED,
-            hint=_annotation_for(parameter),
+            "has a default, but roles and data come from the config",
+            found=repr(parameter.default),
+            hint="leave the default out; a role that only some settings use is used inside "
+            "`if kl:`, and the config need not name it then",
         )
-    return hints[parameter.name]
+    return kind
 
 
 def _annotation_for(parameter: inspect.Parameter) -> str:
@@ -207,19 +198,13 @@ def _annotation_for(parameter: inspect.Parameter) -> str:
     return f"write {name}: fl.Policy where it is a model, {name}: float where it is a number"
 
 
-def _read_argument(
-    function: Callable[..., object],
-    parameter: inspect.Parameter,
-    annotation: object,
-    where: SourceRef,
-) -> Argument:
+def _read_argument(parameter: inspect.Parameter, annotation: object) -> Argument:
     kinds, choices = _scalar_types(annotation)
     if not kinds and not choices:
+        plain = isinstance(annotation, type | types.ModuleType) and get_origin(annotation) is None
         raise TraceError(
-            f"parameter '{parameter.name}' of workflow '{function.__name__}' has an annotation "
-            "that is neither a role, nor data, nor a plain setting",
-            where=str(where),
-            found=_spelt(annotation),
+            "has an annotation that is neither a role, nor data, nor a plain setting",
+            found=str(getattr(annotation, "__name__", annotation) if plain else annotation),
             expected=_ACCEPTED,
             hint=_meant(annotation) or _annotation_for(parameter),
         )
@@ -228,19 +213,12 @@ def _read_argument(
         return argument
     if not fits(argument, parameter.default):
         raise TraceError(
-            f"the default of parameter '{parameter.name}' of workflow '{function.__name__}' "
-            "does not fit its annotation",
-            where=str(where),
+            "has a default that does not fit its annotation",
             found=repr(parameter.default),
             expected=argument.expected,
             hint="change the default or the annotation",
         )
     return replace(argument, default=_converted(argument, parameter.default))
-
-
-def _spelt(annotation: object) -> str:
-    plain = isinstance(annotation, type | types.ModuleType) and get_origin(annotation) is None
-    return str(getattr(annotation, "__name__", annotation) if plain else annotation)
 
 
 def _meant(annotation: object) -> str | None:
@@ -276,10 +254,10 @@ def _scalar_types(annotation: object) -> tuple[tuple[type, ...], tuple[Scalar, .
 def bind_arguments(
     workflow: str, arguments: tuple[Argument, ...], given: Mapping[str, Scalar]
 ) -> dict[str, Scalar]:
-    """The value of every argument: what the config gives, else the default.
+    """Returns the value of each argument: the one that the config gives, else the default.
 
     Raises:
-        ConfigError: an unknown argument (with the nearest), a wrong type, a missing value.
+        ConfigError: An argument is unknown (with the nearest), of the wrong type, or missing.
     """
     names = [argument.name for argument in arguments]
     for name in given:
@@ -295,17 +273,15 @@ def bind_arguments(
         if argument.name in given:
             values[argument.name] = _checked(workflow, argument, given[argument.name])
         elif isinstance(argument.default, _Required):
+            hint = f"set args.{argument.name} in the config"
             meant = kind_called(argument.name, _KINDS)
+            if meant is not None:
+                hint += f"; where it is data or a role, annotate it {argument.name}: {meant}"
             raise ConfigError(
                 f"workflow '{workflow}' needs a value for '{argument.name}'",
                 where=f"args.{argument.name}",
                 expected=argument.expected,
-                hint=f"set args.{argument.name} in the config"
-                + (
-                    f"; where it is data or a role, annotate it {argument.name}: {meant}"
-                    if meant
-                    else ""
-                ),
+                hint=hint,
             )
         else:
             values[argument.name] = argument.default
@@ -315,13 +291,13 @@ def bind_arguments(
 def bind_roles(
     workflow: str, roles: tuple[RoleParameter, ...], new_names: Mapping[str, str]
 ) -> tuple[RoleParameter, ...]:
-    """Renames roles by their parameter as `new_names` says; the others keep their names.
+    """Renames roles by their parameter; those that `new_names` does not have keep their names.
 
     Raises:
-        ConfigError: a parameter that is no role (with the nearest), or one role for two.
+        ConfigError: A parameter is no role (with the nearest), or two roles have one name.
     """
     names = [role.parameter for role in roles]
-    for name in new_names:
+    for name, role_name in new_names.items():
         if name not in names:
             raise ConfigError(
                 f"workflow '{workflow}' has no role '{name}'",
@@ -329,12 +305,7 @@ def bind_roles(
                 expected=f"one of {listing(names)}",
                 hint=one_of_them(name, names),
             )
-    for name, role_name in new_names.items():
-        if (
-            not isinstance(role_name, str)
-            or not role_name.isprintable()
-            or role_name.split() != [role_name]
-        ):
+        if not role_name.isprintable() or role_name.split() != [role_name]:
             raise ConfigError(
                 f"'{role_name}' cannot be the name of a role",
                 where=f"bind.{name}",
@@ -357,12 +328,10 @@ def bind_roles(
     return bound
 
 
-def _converted(argument: Argument, value: Scalar) -> Scalar:
-    """A whole number will do where a float is wanted."""
-    whole = type(value) is int and int not in argument.types and float in argument.types
-    return (
-        float(value) if whole and value is not None and not _is_choice(argument, value) else value
-    )
+def fits(argument: Argument, value: object) -> bool:
+    """Returns True if an argument may have that value; a whole number may stand for a float."""
+    whole = type(value) is int and float in argument.types
+    return whole or type(value) in argument.types or _is_choice(argument, value)
 
 
 def _is_choice(argument: Argument, value: object) -> bool:
@@ -370,10 +339,11 @@ def _is_choice(argument: Argument, value: object) -> bool:
     return any(value == each and type(value) is type(each) for each in argument.choices)
 
 
-def fits(argument: Argument, value: object) -> bool:
-    """True if an argument may have that value."""
-    whole = type(value) is int and float in argument.types
-    return whole or type(value) in argument.types or _is_choice(argument, value)
+def _converted(argument: Argument, value: Scalar) -> Scalar:
+    """Returns a value that fits, as a float where it is a whole number in place of one."""
+    if type(value) is int and int not in argument.types and not _is_choice(argument, value):
+        return float(value)
+    return value
 
 
 def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
@@ -381,9 +351,9 @@ def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
         return _converted(argument, value)
     kind = type(value)
     choices = [choice for choice in argument.choices if isinstance(choice, str)]
+    problem = "value" if kind in map(type, argument.choices) else "type"
     raise ConfigError(
-        f"argument '{argument.name}' of workflow '{workflow}' is of the wrong "
-        + ("value" if kind in map(type, argument.choices) else "type"),
+        f"argument '{argument.name}' of workflow '{workflow}' is of the wrong {problem}",
         where=f"args.{argument.name}",
         found=f"{value!r} ({kind.__name__})",
         expected=argument.expected,

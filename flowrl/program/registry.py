@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.program.user_errors import explained
 from flowrl.program.workflow import Workflow
+from flowrl.specs.user_functions import run_file
 from flowrl.wording import listing, nearest_file, suggestion
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
@@ -112,29 +110,14 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
             hint=nearest_file(path, (".py",))
             or f"paths are relative to the current directory, {Path.cwd()}",
         )
-    module_name = f"flowrl_file_{path.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, full)
-    if spec is None or spec.loader is None:
-        raise ConfigError(
-            f"{path} is not a Python file", where=where, hint="name a file that ends in .py"
-        )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    folder = str(full.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        return run_file(full)
+    except (FlowError, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        raise _no_python(path, error) from error
     except BaseException as error:
-        del sys.modules[module_name]
-        if isinstance(error, FlowError | KeyboardInterrupt):
-            raise
-        if isinstance(error, SyntaxError):
-            raise _no_python(path, error) from error
         raise explained(f"importing {path}", error, otherwise=str(path)) from error
-    return module
 
 
 def _no_python(path: Path, error: SyntaxError) -> TraceError:
