@@ -42,7 +42,8 @@ Value: TypeAlias = "npt.ArrayLike | Mapping[str, Value] | Sequence[Value]"
 
 Compare: TypeAlias = Literal["all", "response_mask", "upper_bound", "exact_per_function"]
 """`all`: every number; `response_mask`: only where `inputs["response_mask"]` is 1 (the values of
-padding are undefined). The other two belong to families that are not run yet."""
+padding are undefined); `exact_per_function`: the score of each function, by its name. `upper_bound`
+belongs to a family that is not run yet."""
 
 
 @dataclass(frozen=True, slots=True)

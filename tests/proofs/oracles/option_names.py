@@ -45,6 +45,7 @@ _NAMES = {
         max_seq_len micro_batch_size mode prompt_boundaries
     """,
     "value_entropy_logprobs": "agg cliprange_value count_empty delta half loss_type temperature",
+    "math_verification": "intended_correct peers_disagree",
     "flops": "causal embedding_counted pass",
 }
 

@@ -45,13 +45,14 @@ ADAPTERS: Mapping[str, str] = {
         "loss_aggregation",
         "value_entropy_logprobs",
         "flops",
+        "math_verification",
     )
 }
 """Family to the module whose `compute` answers for it; imported when its first case is run."""
 
 _log = logging.getLogger(__name__)
 
-LATER = frozenset({"math_verification", "seq_balancing"})
+LATER = frozenset({"seq_balancing"})
 """Families whose subject flowrl does not have yet."""
 
 
@@ -194,7 +195,12 @@ def judge(case: Case) -> Verdict:
     except Exception as error:
         verdict: Verdict = Failed(f"{type(error).__name__}: {error}")
     else:
-        verdict = got if isinstance(got, NotOffered) else _compare(case, got)
+        if isinstance(got, NotOffered):
+            verdict = got
+        elif case.compare == "exact_per_function":
+            verdict = _compare_functions(case, got)
+        else:
+            verdict = _compare(case, got)
     strange = sorted(case.option_names() - KNOWN_OPTIONS[case.family])
     if strange and isinstance(verdict, Failed):
         return NotOffered(f"options not known here: {', '.join(strange)}")
@@ -216,6 +222,22 @@ def _compare(case: Case, got: Json) -> Verdict:
     if silent:
         return NotOffered(f"the library returned NaN or inf at {silent} places; flowrl has numbers")
     return Passed() if compared else NotOffered("the case records no number")
+
+
+def _compare_functions(case: Case, got: Mapping[str, Json]) -> Verdict:
+    """Compares scores that must be exact; a recorded text such as `!ValueError` is an error.
+
+    Functions that are not among the results are not offered here, and are not compared.
+    """
+    wanted = {**case.expected, "intended_correct": case.options.get("intended_correct")}
+    different = [
+        f"{name}: got {score}, want {wanted[name]}"
+        for name, score in got.items()
+        if wanted[name] is not None
+        and (isinstance(score, str) != isinstance(wanted[name], str))
+        | (not isinstance(score, str) and score != wanted[name])
+    ]
+    return Failed("; ".join(different)) if different else Passed()
 
 
 def _leaves(path: str, got: Json, want: Json) -> Iterator[tuple[str, Array, Array]]:
