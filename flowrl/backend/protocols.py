@@ -355,6 +355,7 @@ class ScoreRequest:
         row: Every field of the data row, for the user's own functions.
         finish: How the response ended.
         num_tokens: Response tokens.
+        tokens: Ids of the response tokens, the stop token included.
     """
 
     sample: SampleId
@@ -364,11 +365,15 @@ class ScoreRequest:
     row: Mapping[str, object]
     finish: FinishReason
     num_tokens: int
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult:
-    """A sample's score, the weighted sum of its terms, and each term's unweighted value."""
+    """A sample's score, the weighted sum of its terms, and each term's unweighted value.
+
+    A term that does not apply to a sample is absent, and counts nothing in the score.
+    """
 
     sample: SampleId
     score: float
@@ -384,6 +389,21 @@ class NamesTerms(Protocol):
     """
 
     on_term: Callable[[str], None]
+
+
+@runtime_checkable
+class ScoresBatches(Protocol):
+    """A scorer for which several samples together are less work than one after the other.
+
+    Attributes:
+        batch_size: Samples that it takes at once; 1 if it has no use for several.
+    """
+
+    batch_size: int
+
+    def score_batch(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
+        """The samples' scores, in order. If it raises, each sample is scored by itself."""
+        ...
 
 
 @runtime_checkable

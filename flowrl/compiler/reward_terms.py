@@ -14,17 +14,15 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.rewards import (
     CosineLengthTerm,
-    ExactMatch,
     Gsm8kMatch,
     NumericMatch,
-    OverlongTerm,
     PythonReward,
-    RepetitionTerm,
     RewardTerm,
     StopProperlyTerm,
+    Term,
 )
 from flowrl.config.schema import RunConfig
-from flowrl.config.user_functions import environment_parameters, reward_parameters
+from flowrl.config.user_functions import environment_parameters, reward_reads_answer
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op
 from flowrl.specs.advantage import MaxRL
@@ -120,12 +118,6 @@ def _score_bounds(terms: Sequence[RewardTerm]) -> tuple[float, float] | None:
 
 def _range(term: RewardTerm, before: dict[str, tuple[float, float]]) -> tuple[float, float] | None:
     match term:
-        case PythonReward() | OverlongTerm(cap=False):
-            return None
-        case OverlongTerm():
-            return -term.factor, 0.0
-        case RepetitionTerm():
-            return term.max_penalty, 0.0
         case StopProperlyTerm():
             low, high = before[term.of]
             factor = term.coefficient
@@ -135,7 +127,7 @@ def _range(term: RewardTerm, before: dict[str, tuple[float, float]]) -> tuple[fl
             ends = (term.wrong_short, term.wrong_long, term.correct_short, term.correct_long)
             return min(ends), max(ends)
         case _:
-            return 0.0, 1.0
+            return term.score_range()
 
 
 # The fields of data rows that stages, rewards and environments read.
@@ -181,9 +173,8 @@ def _scoring_terms(
 
 def _reads_answer(term: RewardTerm) -> bool:
     if isinstance(term, PythonReward):
-        asked = reward_parameters(term.function)
-        return asked is None or asked.asks_for("answer")
-    return isinstance(term, ExactMatch | NumericMatch | Gsm8kMatch)
+        return reward_reads_answer(term.function)
+    return isinstance(term, Term) and term.reads_answer
 
 
 def _environment_reads(config: RunConfig, graphs: Sequence[Graph]) -> bool:

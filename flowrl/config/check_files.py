@@ -101,8 +101,8 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
 
 def _model_hint(model: str) -> str:
     folder = Path(model)
-    siblings = [path for path in _listed(folder.parent) if (path / "config.json").is_file()]
-    match = nearest(folder.name, [path.name for path in siblings])
+    siblings = sorted(path.parent.name for path in folder.parent.glob("*/config.json"))
+    match = nearest(folder.name, siblings)
     if match is not None:
         return f"did you mean {folder.parent / match}?"
     if model.startswith("~"):
@@ -118,61 +118,48 @@ def _model_hint(model: str) -> str:
 
 def _shape_hint(name: str) -> str:
     """Returns a hint with the file of `configs/models` for a model's name, or an empty text."""
-    stems = [path.stem for path in _listed(SHAPES) if path.suffix == ".json"]
-    found = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]
-    return f"name {SHAPES / max(found, key=len)}.json, or " if found else ""
+    stems = sorted(path.stem for path in SHAPES.glob("*.json"))
+    prefixes = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]
+    return f"name {SHAPES / max(prefixes, key=len)}.json, or " if prefixes else ""
 
 
 def reward_files_exist(loaded: LoadedConfig) -> Problems:
     """Checks the user functions of reward terms."""
-    keys = [("rewards.terms", loaded.config.rewards.terms)]
-    keys += [
-        (f"roles.{name}.terms", role.terms or ()) for name, role in loaded.config.roles.items()
-    ]
-    for key, terms in keys:
-        for index, term in enumerate(terms):
+    terms = {"rewards.terms": loaded.config.rewards.terms}
+    terms |= {f"roles.{name}.terms": role.terms or () for name, role in loaded.config.roles.items()}
+    for key, own in terms.items():
+        for index, term in enumerate(own):
             if isinstance(term, PythonReward):
-                where, target = loaded.where(f"{key}.{index}.function"), term.function
-                missing = list(
-                    _function(target, "function", where, example="rewards/mine.py:score")
-                )
-                yield from missing or reward_problems(target, where)
+                written = "use" if loaded.is_set(f"{key}.{index}.use") else "function"
+                where = loaded.where(f"{key}.{index}.{written}")
+                missing = list(_missing_function(term.function, written, "reward", where))
+                yield from missing or reward_problems(term.function, where)
 
 
 def environment_files_exist(loaded: LoadedConfig) -> Problems:
-    """Checks the user functions of environment roles."""
+    """Checks the user functions of environment roles; only an import can check `module:NAME`."""
     for name, role in loaded.config.roles.items():
-        if role.environment is not None:
-            yield from _environment(role.environment, loaded.where(f"roles.{name}.environment"))
+        target, where = role.environment, loaded.where(f"roles.{name}.environment")
+        if target is not None and (".py:" in target or not _MODULE.fullmatch(target)):
+            missing = list(_missing_function(target, "environment", "environment", where))
+            yield from missing or environment_problems(target, where)
 
 
-def _environment(target: str, where: str) -> Problems:
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", target) and ".py:" not in target:
-        return  # a module, which only an import can check
-    problems = list(_function(target, "environment", where, example="environments/mine.py:make"))
-    yield from problems or environment_problems(target, where)
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def _function(target: str, key: str, where: str, *, example: str) -> Problems:
-    """Checks the form of `FILE.py:NAME`, and that the file exists.
-
-    Args:
-        target: The value of the key.
-        key: Name of the key: `function` of a reward, or `environment`.
-        where: Its place, for messages.
-        example: A value in the right form.
-    """
+def _missing_function(target: str, key: str, noun: str, where: str) -> Problems:
+    """Checks that `target` has the form `FILE.py:NAME`, and that the file exists."""
     file, colon, name = target.rpartition(":")
-    if not colon or not file.endswith(".py") or not name.isidentifier():
+    if colon and file.endswith(".py") and name.isidentifier():
+        yield from _missing_file(Path(file), f"{noun} file", where)
+    else:
         yield ConfigError(
             f"{key} must be FILE.py:NAME",
             where=where,
             found=repr(target),
-            hint=f"for example {example}",
+            hint=f"for example {noun}s/mine.py:NAME",
         )
-    else:
-        what = "reward file" if key == "function" else f"{key} file"
-        yield from _missing_file(Path(file), what, where)
 
 
 def names_ray(cluster: str) -> bool:
@@ -202,20 +189,11 @@ def _missing_file(path: Path, what: str, where: str, *ready_made: Path) -> Probl
         )
         return
     near = nearest_file(path, ("",), *ready_made)
-    names = [entry.name for entry in _listed(path.parent)]
-    same_kind = [name for name in names if path.suffix and name.endswith(path.suffix)]
+    files = sorted(path.parent.glob("*")) if path.suffix and near is None else []
+    same_kind = [file.name for file in files if file.suffix == path.suffix]
     yield ConfigError(
         f"no such {what}: {path}",
         where=where,
-        expected=f"a {what}; {path.parent} holds {listing(same_kind)}"
-        if same_kind and near is None
-        else None,
+        expected=f"a {what}; {path.parent} holds {listing(same_kind)}" if same_kind else None,
         hint=near or f"paths are relative to the current directory, {Path.cwd()}",
     )
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []

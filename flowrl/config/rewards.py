@@ -1,10 +1,11 @@
 """Reward terms: terms that look at the answer, and terms that shape the values of others.
 
+A term is written `{use: NAME, ...}` with the name of a rule, or `{use: FILE.py:NAME, ...}` with a
+function of the user's; `{kind: NAME}` and `{kind: python, function: FILE.py:NAME}` mean the same.
 `flowrl.algo.numbers` says which texts `numeric_match` and `gsm8k` read as a number. A term counts
 in the score in one of two ways:
 
-- Rules (`exact_match`, `numeric_match`, `gsm8k`, `format`, `python`) and penalties (`overlong`,
-  `repetition`) are added up, each times its `weight`.
+- Rules, penalties and functions of the user's are added up, each times its `weight`.
 - `stop_properly` and `cosine_length` transform the value of the term that they name with `of`. They
   have no weight: the transformed value replaces that term's own value in the sum, times that term's
   weight. Both values are reported, each under its name, so that `accuracy` keeps its meaning. A
@@ -18,9 +19,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowrl.config.section import Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
@@ -38,34 +39,111 @@ __all__ = [
     "RewardTerm",
     "RewardsConfig",
     "StopProperlyTerm",
+    "Term",
     "Terms",
     "Transformation",
 ]
 
 
-class ExactMatch(Section):
+class Term(Section):
+    """Base of the terms that are added up.
+
+    Attributes:
+        name: Name in logs and in `eval.metric`.
+        weight: Factor of the value in the score.
+        timeout_s: Seconds that this term of a sample may take; by default `rewards.timeout_s`.
+    """
+
+    reads_answer: ClassVar[bool] = False
+    bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
+    """The least and the highest value; None for terms that may give anything."""
+
+    name: str
+    weight: Float = 1.0
+    timeout_s: Float | None = Field(default=None, gt=0)
+
+    def score_range(self) -> tuple[float, float] | None:
+        """Returns the least and the highest value; None if the term may give anything."""
+        return self.bounds
+
+
+class AnswerTerm(Term):
+    """Base of the terms that compare the response with the reference answer."""
+
+    reads_answer: ClassVar[bool] = True
+
+    name: str = "accuracy"
+
+
+class ExactMatch(AnswerTerm):
     """1 where the stripped response equals the answer."""
 
     kind: Literal["exact_match"]
-    name: str = "accuracy"
-    weight: Float = 1.0
 
 
-class NumericMatch(Section):
+class NumericMatch(AnswerTerm):
     """1 where the last number of the response equals the answer's, to a relative tolerance."""
 
     kind: Literal["numeric_match"]
-    name: str = "accuracy"
-    weight: Float = 1.0
     tolerance: Float = Field(default=1e-6, ge=0)
 
 
-class Gsm8kMatch(Section):
-    """1 where the number after the last `####` of the response equals the answer's."""
+class Gsm8kMatch(AnswerTerm):
+    """1 where the number after the last `####` of the response equals the answer's.
+
+    Attributes:
+        flexible: Without a `####`, the last number of the response counts.
+    """
 
     kind: Literal["gsm8k"]
-    name: str = "accuracy"
-    weight: Float = 1.0
+    flexible: bool = False
+
+
+class MathMatch(AnswerTerm):
+    """1 where the final answer of the response equals the answer, as mathematics (math-verify)."""
+
+    kind: Literal["math"]
+
+
+class PeerMatch(AnswerTerm):
+    """The score of another library's function; see docs/rewards.md."""
+
+    kind: Literal[
+        "verl_gsm8k_strict",
+        "verl_gsm8k_flexible",
+        "verl_math_boxed",
+        "verl_prime_math",
+        "verl_math_dapo",
+        "verl_math_verify",
+        "skyrl_gsm8k_strict",
+        "skyrl_gsm8k_flexible",
+        "skyrl_aime",
+        "slime_boxed_grade",
+        "slime_math_dapo",
+        "nemo_dapo",
+        "math_verify_default",
+        "trl_accuracy_gold_dollar",
+        "trl_think_format",
+        "areal_math_verify",
+        "msrl_math_17k_acc",
+        "msrl_acc_for_dapo",
+        "msrl_format",
+        "msrl_strict_format",
+        "mindrlhf_accuracy",
+        "mindrlhf_format",
+    ]
+
+    bounds: ClassVar[tuple[float, float] | None] = (-1.0, 1.0)
+
+class ChoiceMatch(AnswerTerm):
+    """1 where the letter that the response chooses is the answer's, as in `Answer: (B)`.
+
+    Attributes:
+        letters: The letters of the choices.
+    """
+
+    kind: Literal["choice"]
+    letters: str = Field(default="ABCDEFGHIJ", min_length=1)
 
 
 def _regular_expression(pattern: str) -> str:
@@ -82,25 +160,61 @@ def _regular_expression(pattern: str) -> str:
     return pattern
 
 
-class FormatMatch(Section):
+class FormatMatch(Term):
     """1 where the whole response matches the expression `pattern` (dot matches newlines)."""
 
     kind: Literal["format"]
     name: str = "format"
-    weight: Float = 1.0
     pattern: Annotated[str, AfterValidator(_regular_expression)]
 
 
-class PythonReward(Section):
-    """The user's own function `FILE.py:NAME`, called as `f(prompt, response, answer, row)`."""
+class RegexMatch(AnswerTerm):
+    """1 where the last match of the expression `pattern` is the answer: its first group, or all."""
 
+    kind: Literal["regex"]
+    pattern: Annotated[str, AfterValidator(_regular_expression)]
+
+
+class TagsMatch(Term):
+    """1 where the response is its tags in this order, each once: `<think>...</think> <answer>...`.
+
+    Attributes:
+        tags: Names of the tags.
+    """
+
+    kind: Literal["tags"]
+    name: str = "format"
+    tags: tuple[str, ...] = Field(default=("think", "answer"), min_length=1)
+
+
+class JsonSchemaMatch(Term):
+    """1 where the response, or its last block of code, is JSON that a schema allows.
+
+    Attributes:
+        schema_file: A file with a JSON schema; none allows any JSON.
+    """
+
+    kind: Literal["json_schema"]
+    name: str = "format"
+    schema_file: str | None = None
+
+
+class PythonReward(Term):
+    """The user's own function `FILE.py:NAME`; `flowrl.config.reward_signatures` has its forms.
+
+    Attributes:
+        chat: TRL's form gets completions as chat messages; by default if the row's prompt is chat
+            messages.
+    """
+
+    bounds: ClassVar[tuple[float, float] | None] = None
     kind: Literal["python"]
     function: str
     name: str = "score"
-    weight: Float = 1.0
+    chat: bool | None = None
 
 
-class OverlongTerm(Section):
+class OverlongTerm(Term):
     """A penalty, at most 0, on responses of many tokens: soft as in DAPO, or hard.
 
     Attributes:
@@ -114,14 +228,17 @@ class OverlongTerm(Section):
 
     kind: Literal["overlong"]
     name: str = "overlong"
-    weight: Float = 1.0
     max_tokens: Int = Field(ge=1)
     buffer: Int = Field(default=0, ge=0)
     factor: Float = Field(default=1.0, ge=0)
     cap: bool = True
 
+    def score_range(self) -> tuple[float, float] | None:
+        """Returns the penalty's range; None if it grows without a cap."""
+        return (-self.factor, 0.0) if self.cap else None
 
-class RepetitionTerm(Section):
+
+class RepetitionTerm(Term):
     """A penalty, at most 0: `max_penalty` times the share of repeated n-grams of the response.
 
     Attributes:
@@ -134,10 +251,13 @@ class RepetitionTerm(Section):
 
     kind: Literal["repetition"]
     name: str = "repetition"
-    weight: Float = 1.0
     ngram: Int = Field(default=3, ge=1)
     max_penalty: Float = Field(default=-1.0, le=0)
     unit: Literal["words", "characters"] = "words"
+
+    def score_range(self) -> tuple[float, float] | None:
+        """Returns the penalty's range."""
+        return self.max_penalty, 0.0
 
 
 class StopProperlyTerm(Section):
@@ -175,17 +295,38 @@ class CosineLengthTerm(Section):
 Transformation: TypeAlias = StopProperlyTerm | CosineLengthTerm
 """Terms that replace the value of another one; they have `of` and no weight."""
 
+
+def _spelled(value: object) -> object:
+    """Returns a term with `use` as one with `kind`: a function of the user's, or a rule's name."""
+    if not isinstance(value, dict) or "use" not in value:
+        return value
+    use = value["use"]
+    rest = {key: inner for key, inner in value.items() if key not in ("use", "kind", "function")}
+    if not isinstance(use, str) or ":" not in use:
+        return {"kind": use, **rest}
+    return {"kind": "python", "function": use, "name": use.rpartition(":")[2], **rest}
+
+
 RewardTerm: TypeAlias = Annotated[
-    ExactMatch
-    | NumericMatch
-    | Gsm8kMatch
-    | FormatMatch
-    | PythonReward
-    | OverlongTerm
-    | RepetitionTerm
-    | StopProperlyTerm
-    | CosineLengthTerm,
-    Field(discriminator="kind"),
+    Annotated[
+        ExactMatch
+        | NumericMatch
+        | Gsm8kMatch
+        | MathMatch
+        | PeerMatch
+        | ChoiceMatch
+        | FormatMatch
+        | RegexMatch
+        | TagsMatch
+        | JsonSchemaMatch
+        | PythonReward
+        | OverlongTerm
+        | RepetitionTerm
+        | StopProperlyTerm
+        | CosineLengthTerm,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_spelled),
 ]
 
 

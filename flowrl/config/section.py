@@ -120,8 +120,14 @@ def declared_child(annotation: object, key: str, kind: object = None) -> object:
 
 
 def kind_of(value: object) -> object:
-    """Returns the value of the key `kind`; None without one."""
-    return value.get("kind") if isinstance(value, dict) else None
+    """Returns the kind that a section says by `kind`, or by the `use` of a reward term; else None.
+
+    A `use` with a colon is a function of the user's, whose kind is `python`.
+    """
+    if not isinstance(value, dict):
+        return None
+    use = value.get("use")
+    return value.get("kind") if use is None else "python" if ":" in str(use) else use
 
 
 def fitting_model(annotation: object, kind: object) -> type[BaseModel] | None:

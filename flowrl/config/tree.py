@@ -25,7 +25,14 @@ from types import NoneType
 from typing import TypeAlias, get_origin
 
 from flowrl.config.rewards import RewardTerm
-from flowrl.config.section import declared_child, fitting_model, kinds_of, members_of, models_in
+from flowrl.config.section import (
+    declared_child,
+    fitting_model,
+    kind_of,
+    kinds_of,
+    members_of,
+    models_in,
+)
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, suggestion
 
@@ -115,8 +122,8 @@ class Node:
 
     @property
     def kind(self) -> object:
-        """The value of the key `kind`; None without one."""
-        return self.entries["kind"].value if "kind" in self.entries else None
+        """The section's kind; see `kind_of`."""
+        return kind_of({key: node.value for key, node in self.entries.items()})
 
     def below(self, path: str = "") -> Iterator[tuple[str, Node]]:
         """Yields all nodes inside of this one by their dotted keys, which begin with `path`."""
@@ -242,8 +249,11 @@ _DEFAULT_NAMES = {
 
 
 def _item_name(item: Node) -> object:
-    """Returns the name that an item has, or that its kind has by default."""
+    """Returns the name that an item has, or that its kind or its function has by default."""
     name = item.entries.get("name")
+    use = item.entries.get("use")
+    if name is None and use is not None and item.kind == "python":
+        return str(use.value).rpartition(":")[2]
     return _DEFAULT_NAMES.get(str(item.kind)) if name is None else name.value
 
 

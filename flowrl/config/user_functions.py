@@ -8,27 +8,27 @@ a call defines) is left to the code that opens the file.
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from flowrl.config.reward_signatures import (
+    Parameters,
+    missing_parameter,
+    shown_signatures,
+    signature_of,
+)
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = [
     "ENVIRONMENT_OFFERS",
-    "REWARD_OFFERS",
-    "Parameters",
     "environment_parameters",
     "environment_problems",
-    "reward_parameters",
     "reward_problems",
+    "reward_reads_answer",
 ]
-
-REWARD_OFFERS = ("prompt", "response", "answer", "row")
-"""Parameters that a reward function may have."""
 
 ENVIRONMENT_OFFERS = {
     "reset": ("row", "seed", "prompt", "answer", "sample"),
@@ -39,38 +39,21 @@ ENVIRONMENT_OFFERS = {
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """The parameters of a user's function.
-
-    Attributes:
-        required: Parameters without a default.
-        optional: Parameters with a default.
-        takes_all: True if the function has `**kwargs`.
-    """
-
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    takes_all: bool
-
-    def asks_for(self, name: str) -> bool:
-        """True if the function receives the value of that name."""
-        return self.takes_all or name in self.required or name in self.optional
-
-
 def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
     """Yields the problems of the reward function `FILE.py:NAME`."""
-    path, _, name = target.rpartition(":")
     definition = yield from _definition_in_file(target, "reward", "function", where)
-    if isinstance(definition, ast.AsyncFunctionDef):
-        yield ConfigError(
-            f"reward {name!r} is an async function",
-            where=where,
-            found=f"{path}:{definition.lineno}",
-            hint="make it an ordinary function; it may call asyncio.run itself",
-        )
-    elif isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
-        yield from _not_offered(f"reward {target}", _parameters(definition), REWARD_OFFERS, where)
+    if isinstance(definition, Function) and not definition.decorator_list:
+        parameters = _parameters(definition)
+        signature = signature_of(parameters)
+        name = missing_parameter(parameters, signature)
+        if name is not None:
+            yield ConfigError(
+                f"reward {target} asks for {name!r}, which is not offered",
+                where=where,
+                expected=f"parameters of {shown_signatures()}",
+                hint=suggestion(name, signature.offers)
+                or "rename the parameter, or give it a default",
+            )
 
 
 def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
@@ -94,10 +77,14 @@ def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
             yield from _not_offered(f"{target}.{method}", parameters, offered, where)
 
 
-def reward_parameters(target: str) -> Parameters | None:
-    """Returns the parameters of a reward function; None where its text does not show them."""
-    own = _definition_of(target)
-    return _parameters(own) if isinstance(own, Function) and not own.decorator_list else None
+def reward_reads_answer(target: str) -> bool:
+    """True if a reward function receives the reference answer, or its text does not show it."""
+    definition = _definition_of(target)
+    if not isinstance(definition, Function) or definition.decorator_list:
+        return True
+    parameters = _parameters(definition)
+    signature = signature_of(parameters)
+    return bool(signature.answer) and parameters.asks_for(signature.answer)
 
 
 def environment_parameters(target: str, method: str) -> Parameters | None:
@@ -109,7 +96,7 @@ def environment_parameters(target: str, method: str) -> Parameters | None:
 
 def _definition_in_file(
     target: str, kind: str, what: str, where: str
-) -> Generator[ConfigError, None, ast.stmt | None]:
+) -> Generator[ConfigError, None, ast.AST | None]:
     """Yields the problem of finding the definition of a target, and returns the definition."""
     path, _, name = target.rpartition(":")
     try:
@@ -131,7 +118,7 @@ def _definition_in_file(
             hint="give a Python file that may be read",
         )
         return None
-    definition = _definition(module, name)
+    definition = dict(_bindings(module)).get(name)
     if definition is None and _shows_its_names(module):
         defined = [s.name for s in module.body if isinstance(s, Function | ast.ClassDef)]
         own = [each for each in defined if not each.startswith("_")]
@@ -145,39 +132,25 @@ def _definition_in_file(
     return definition
 
 
-def _definition_of(target: str) -> ast.stmt | None:
+def _definition_of(target: str) -> ast.AST | None:
     path, _, name = target.rpartition(":")
     with suppress(OSError, SyntaxError, ValueError):
-        return _definition(ast.parse(Path(path).read_bytes()), name)
+        return dict(_bindings(ast.parse(Path(path).read_bytes()))).get(name)
     return None
 
 
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields statements that bind names of the module, also inside `if`, `try` and `with`."""
-    for statement in body:
-        yield statement
-        for name in ("body", "orelse", "finalbody"):
-            if not isinstance(statement, Function | ast.ClassDef):
-                yield from _statements(getattr(statement, name, []))
-        for handler in getattr(statement, "handlers", []):
-            yield from _statements(handler.body)
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return [statement.name]
-        case ast.Import() | ast.ImportFrom():
-            return [a.asname or a.name.partition(".")[0] for a in statement.names]
-        case _:
-            inner = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-            return [node.id for node in inner if isinstance(node.ctx, ast.Store)]
-
-
-def _definition(module: ast.Module, name: str) -> ast.stmt | None:
-    """Returns the last statement that binds a name."""
-    statements = [s for s in _statements(module.body) if name in _bound(s)]
-    return statements[-1] if statements else None
+def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Yields the names that a module or a class binds, also inside `if`, `try` and `with`."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield child.name, child
+            case ast.alias():
+                yield child.asname or child.name.partition(".")[0], child
+            case ast.Name(ctx=ast.Store()):
+                yield child.id, child
+            case _:
+                yield from _bindings(child)
 
 
 def _shows_its_names(module: ast.Module) -> bool:
@@ -194,21 +167,18 @@ def _shows_its_names(module: ast.Module) -> bool:
 
 
 def _methods(made: ast.ClassDef) -> dict[str, Function]:
-    return {s.name: s for s in _statements(made.body) if isinstance(s, Function)}
+    return {name: node for name, node in _bindings(made) if isinstance(node, Function)}
 
 
 def _parameters(function: Function, *, bound: bool = False) -> Parameters:
     """Returns the parameters; with `bound` the first one is the object and left out."""
     arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     first_default = len(positional) - len(arguments.defaults)
-    required = [a.arg for a in positional[:first_default]]
-    optional = [a.arg for a in positional[first_default:]]
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        (required if default is None else optional).append(argument.arg)
+    by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
     return Parameters(
-        required=tuple(required[1:] if bound else required),
-        optional=tuple(optional),
+        required=(*positional[bound:first_default], *(a.arg for a, value in by_name if not value)),
+        optional=(*positional[first_default:], *(a.arg for a, value in by_name if value)),
         takes_all=arguments.kwarg is not None,
     )
 
@@ -216,12 +186,11 @@ def _parameters(function: Function, *, bound: bool = False) -> Parameters:
 def _not_offered(
     who: str, parameters: Parameters, offered: tuple[str, ...], where: str
 ) -> Iterator[ConfigError]:
-    for name in parameters.required:
-        if name not in offered:
-            yield ConfigError(
-                f"{who} asks for {name!r}, which is not offered",
-                where=where,
-                expected=f"parameters of {listing(offered)}, or with a default",
-                hint=one_of_them(name, offered),
-            )
-            return
+    name = next((name for name in parameters.required if name not in offered), None)
+    if name is not None:
+        yield ConfigError(
+            f"{who} asks for {name!r}, which is not offered",
+            where=where,
+            expected=f"parameters of {listing(offered)}, or with a default",
+            hint=one_of_them(name, offered),
+        )

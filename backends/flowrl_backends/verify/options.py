@@ -53,9 +53,22 @@ class TermOptions:
     def text(self, key: str, default: str | None = None) -> str:
         """Returns a string."""
         value = self._value(key, default)
+        if value is None and default is not None:
+            return default
         if not isinstance(value, str):
             raise self._wrong(key, "no text", value)
         return value
+
+    def truth_or_none(self, key: str) -> bool | None:
+        """Returns a boolean; None if the key is missing or null."""
+        return None if self._values.get(key) is None else self.truth(key, False)
+
+    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns a list of strings."""
+        value = self._value(key, default)
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise self._wrong(key, "not a list of texts", value)
+        return tuple(value)
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
         """Returns one of `choices`; the first if the key is missing."""

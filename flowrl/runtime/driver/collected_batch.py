@@ -150,6 +150,7 @@ def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
         row=row.fields,
         finish=payload.finish or FinishReason.LENGTH,
         num_tokens=len(payload.tokens) if payload.mask is None else payload.num_sampled,
+        tokens=payload.tokens.tolist(),
     )
 
 
