@@ -135,6 +135,7 @@ class PeerMatch(AnswerTerm):
 
     bounds: ClassVar[tuple[float, float] | None] = (-1.0, 1.0)
 
+
 class ChoiceMatch(AnswerTerm):
     """1 where the letter that the response chooses is the answer's, as in `Answer: (B)`.
 

@@ -9,8 +9,8 @@ import pytest
 from flowrl.config.user_functions import (
     environment_parameters,
     environment_problems,
-    reward_parameters,
     reward_problems,
+    reward_reads_answer,
 )
 
 NEVER_RUN = "raise SystemExit('the file was run')\n"
@@ -37,6 +37,10 @@ def environment(text: str, name: str = "Game") -> list[str]:
         "def score(response, answer): return 1",
         "def score(response, *, strict=True, **more): return 1",
         "def score(prompt, /, row): return 1",
+        "async def score(response): return 1",
+        "def score(responses, answers): return [1]",
+        "def score(data_source, solution_str, ground_truth, extra_info=None): return 1",
+        "def score(prompts, completions, completion_ids, solution, **kwargs): return [1]",
         "score = lambda response: 1",
         "from elsewhere import score",
         "from elsewhere import *",
@@ -61,7 +65,7 @@ def test_what_may_be_right_passes(text):
         ("def score(response, truth): return 1", ["asks for 'truth'", "prompt, response, answer"]),
         ("def score(respnse): return 1", ["did you mean 'response'?"]),
         ("def score(*, weight): return 1", ["asks for 'weight'"]),
-        ("async def score(response): return 1", ["is an async function", "mine.py:2"]),
+        ("def score(solution_str, truth): return 1", ["'truth'", "f(data_source, solution_str,"]),
     ],
 )
 def test_what_is_wrong_is_told(text, parts):
@@ -105,12 +109,11 @@ def test_environments_that_are_wrong_are_told(text, part):
 
 def test_parameters_are_told_where_the_text_has_them():
     reward("def score(response, answer=''): return 1\nother = print")
-    asked = reward_parameters("mine.py:score")
-    assert asked is not None
-    assert asked.asks_for("answer")
-    assert not asked.asks_for("row")
-    assert reward_parameters("mine.py:other") is None
-    assert reward_parameters("none.py:other") is None
+    assert reward_reads_answer("mine.py:score")
+    assert reward_reads_answer("mine.py:other")  # its text does not show it
+    reward("def score(solution_str, extra_info): return 1\ndef trl(completions, **kwargs): ...")
+    assert not reward_reads_answer("mine.py:score")
+    assert not reward_reads_answer("mine.py:trl")
     environment(f"class Game:\n{STEP}    def reset(self, row, answer): ...\n")
     of_reset = environment_parameters("mine.py:Game", "reset")
     assert of_reset is not None

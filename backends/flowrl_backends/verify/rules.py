@@ -135,8 +135,9 @@ def _peer(name: str, options: TermOptions) -> Rule:
 def _choice(options: TermOptions) -> Rule:
     letters = options.text("letters", "ABCDEFGHIJ")
     one = f"[{re.escape(letters)}{re.escape(letters.lower())}]"
-    alone = re.compile(rf"^\W*({one})(?:\W|$)")
-    last = re.compile(rf"(?<![\w'])\(?({one.upper()})\)?(?![\w'])")
+    # `(C)`, `C.`, `C) the cat`, and not the article or the pronoun.
+    alone = re.compile(rf"^\W*({one})(?:\W*$|[).:])")
+    last = re.compile(rf"(?<![\w'])({one.upper()})(?=[).:,]|\s*$)")
 
     def chosen(text: str) -> str | None:
         answer = final_answer(text) or ""
