@@ -271,6 +271,26 @@ def test_a_library_that_returned_no_number_where_flowrl_has_one_is_not_a_pass() 
     assert isinstance(judge(case_of(expected={"advantages": None})), NotOffered)
 
 
+def test_scores_of_functions_are_exact_and_one_that_raises_must_raise() -> None:
+    row = {
+        "family": "math_verification",
+        "name": "row",
+        "inputs": {"response": "Answer: 42", "ground_truth": "42"},
+        "options": {"intended_correct": True},
+        "expected": {"verl_math_dapo": 1.0, "nemo_dapo": 1.0, "of_nobody": 3.0},
+        "rtol": 0.0,
+        "atol": 0.0,
+        "compare": "exact_per_function",
+    }
+    assert judge(Case.from_json(row, None, "here")) == Passed()
+    for name, score in (("nemo_dapo", 0.0), ("slime_math_dapo", "!ValueError")):
+        changed = {**row, "expected": {name: score}}
+        verdict = judge(Case.from_json(changed, None, "here"))
+        assert verdict == Failed(f"{name}: got 1.0, want {score}")
+    wrong = {**row, "options": {"intended_correct": False}}
+    assert isinstance(judge(Case.from_json(wrong, None, "here")), Failed)
+
+
 def test_the_command_ends_with_the_counts_and_fails_exactly_when_a_case_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
