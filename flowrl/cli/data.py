@@ -117,7 +117,7 @@ def show(
     taken = islice(rows, skip, skip + num)
     shown = [
         _row_json(row, ids, tokenizer, config, needs)
-        for row, ids in encoded_rows(taken, tokenizer, config, bad=rows.bad, needs=needs)
+        for _, row, ids in encoded_rows(taken, tokenizer, config, bad=rows.bad, needs=needs)
     ]
     problems = [{"where": p.where, "reason": p.reason} for p in rows.problems]
     if as_json:

@@ -8,8 +8,9 @@ its state also has an estimate for each prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 from flowrl.backend.batch import Ints
@@ -33,16 +34,40 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """A row and its prompt's tokens.
+    """A row's prompt as tokens; the row itself is read again when it is asked for.
 
     Attributes:
+        index: The row's place in its source.
         prompt_ids: int64 `[P]`.
+        digest: A hash of the row's index, answer, responses and tokens.
+        read: Returns the row.
     """
 
-    row: Row
+    index: int
     prompt_ids: Ints
+    digest: bytes
+    read: Callable[[], Row]
+
+    @classmethod
+    def of(cls, row: Row, prompt_ids: Ints, read: Callable[[], Row] | None = None) -> Prompt:
+        """Returns the prompt of a row.
+
+        Args:
+            read: Returns the row again; by default the row is kept.
+        """
+        return cls(
+            index=row.index,
+            prompt_ids=prompt_ids,
+            digest=_digest(row, prompt_ids),
+            read=(lambda: row) if read is None else read,
+        )
+
+    @property
+    def row(self) -> Row:
+        """The row, read from its file."""
+        return self.read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +145,10 @@ def encoded_rows(
     *,
     bad: BadRows,
     needs: RowNeeds | None = None,
-) -> Iterator[tuple[Row, Ints]]:
-    """Yields rows with all tokens of their prompts; those that cannot be encoded are bad rows.
+) -> Iterator[tuple[int, Row, Ints]]:
+    """Yields the place of each row, the row and all tokens of its prompt.
+
+    Rows that cannot be encoded are bad rows.
 
     Args:
         needs: The responses of a row that the tokenizer must know; by default none.
@@ -130,7 +157,7 @@ def encoded_rows(
         DataError: The tokenizer cannot be used at all, or one bad row too many.
     """
     needs = RowNeeds(answer=False, solution=False) if needs is None else needs
-    for row in rows:
+    for place, row in enumerate(rows):
         try:
             ids = encode_row(row, tokenizer, data)
             for text in needs.responses_of(row):
@@ -140,11 +167,11 @@ def encoded_rows(
                 raise  # it is of the tokenizer, and no row's
             bad.count(reason, row.where)
         else:
-            yield row, ids
+            yield place, row, ids
 
 
 def encode_prompts(
-    rows: Rows | Iterable[Row],
+    rows: Sequence[Row],
     tokenizer: Tokenizer,
     data: DataConfig,
     *,
@@ -166,7 +193,7 @@ def encode_prompts(
     too_long: list[TooLong] = []
     most = data.max_prompt_tokens
     bad = rows.bad if isinstance(rows, Rows) else BadRows()
-    for row, ids in encoded_rows(rows, tokenizer, data, needs=needs, bad=bad):
+    for place, row, ids in encoded_rows(rows, tokenizer, data, needs=needs, bad=bad):
         if len(ids) > most:
             too_long.append(TooLong(where=row.where, num_tokens=len(ids)))
             if data.overlong == "refuse":
@@ -181,7 +208,7 @@ def encode_prompts(
             if data.overlong == "filter":
                 continue
             ids = ids[-most:]
-        prompts.append(Prompt(row=row, prompt_ids=ids))
+        prompts.append(Prompt.of(row, ids, partial(_row_at, rows, place)))
     if not prompts:
         raise DataError(
             "no prompt is short enough" if too_long else "there are no prompts",
@@ -231,7 +258,7 @@ class PromptCursor:
         self._places: dict[int, int] = {}
         if curriculum is not None:
             self._curriculum = Curriculum(curriculum, len(self._prompts), seed)
-            self._places = {prompt.row.index: i for i, prompt in enumerate(self._prompts)}
+            self._places = {prompt.index: i for i, prompt in enumerate(self._prompts)}
 
     @property
     def epoch(self) -> int:
@@ -352,11 +379,15 @@ class PromptCursor:
         return order
 
 
+def _row_at(rows: Sequence[Row], place: int) -> Row:
+    return rows[place]
+
+
 def _item(epoch: int, prompt: Prompt) -> PromptItem:
     return PromptItem(
         epoch=epoch,
-        index=prompt.row.index,
-        group=group_id(epoch, prompt.row.index),
+        index=prompt.index,
+        group=group_id(epoch, prompt.index),
         row=prompt.row,
         prompt_ids=prompt.prompt_ids,
     )
@@ -366,11 +397,17 @@ def fingerprint(prompts: Sequence[Prompt | PromptItem]) -> str:
     """Returns a hash of the places, tokens, answers and responses of prompts."""
     digest = blake2b(digest_size=8)
     for prompt in prompts:
-        row = prompt.row
-        rejected = () if row.rejected is None else (row.rejected,)
-        digest.update(repr((row.index, row.answer, row.solution, *rejected)).encode())
-        digest.update(prompt.prompt_ids.tobytes())
+        digest.update(
+            prompt.digest if isinstance(prompt, Prompt) else _digest(prompt.row, prompt.prompt_ids)
+        )
     return digest.hexdigest()
+
+
+def _digest(row: Row, prompt_ids: Ints) -> bytes:
+    rejected = () if row.rejected is None else (row.rejected,)
+    digest = blake2b(repr((row.index, row.answer, row.solution, *rejected)).encode(), digest_size=8)
+    digest.update(prompt_ids.tobytes())
+    return digest.digest()
 
 
 def _number(value: Mapping[str, object], key: str) -> int:

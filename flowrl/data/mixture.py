@@ -78,7 +78,7 @@ class PromptMixture:
             for name, part in by_source.items()
         }
         self._sources = {
-            prompt.row.index: name for name, part in by_source.items() for prompt in part.prompts
+            prompt.index: name for name, part in by_source.items() for prompt in part.prompts
         }
 
     def take(self, num: int) -> list[PromptItem]:

@@ -73,7 +73,7 @@ def check_rows(rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNee
     too_long: list[str] = []
     twice: list[str] = []
     no_answer: list[str] = []
-    for row, ids in encoded_rows(rows, tokenizer, data, bad=rows.bad, needs=needs):
+    for _, row, ids in encoded_rows(rows, tokenizer, data, bad=rows.bad, needs=needs):
         if len(ids) > data.max_prompt_tokens:
             too_long.append(f"{row.where} ({len(ids)} tokens)")
             if data.overlong == "filter":

@@ -294,6 +294,10 @@ class Tokenizer:
                     "such rows out",
                 )
 
+    def num_bos(self, prompt_ids: Ints) -> int:
+        """Returns how often a prompt has the token that begins a text."""
+        return 0 if self._bos_id is None else int((prompt_ids == self._bos_id).sum())
+
     def repeats_bos(self, prompt: str, prompt_ids: Ints) -> str:
         """Returns the token that begins a text where a prompt has it and gets another one in front.
 
@@ -303,7 +307,7 @@ class Tokenizer:
         if self._bos_id is None or not len(prompt_ids) or prompt_ids[0] != self._bos_id:
             return ""
         written = self._written[self._bos_id]
-        twice = prompt.lstrip().startswith(written) and (prompt_ids == self._bos_id).sum() > 1
+        twice = prompt.lstrip().startswith(written) and self.num_bos(prompt_ids) > 1
         return written if twice else ""
 
     def _decode(self, ids: Ints, fast: FastTokenizer, *, skip_special: bool = True) -> str:

@@ -28,9 +28,7 @@ def prompts(num: int, answer: str = "1") -> PromptSet:
         )
 
     return PromptSet(
-        prompts=tuple(
-            Prompt(row=row(i), prompt_ids=np.array([i, i + 1], np.int64)) for i in range(num)
-        ),
+        prompts=tuple(Prompt.of(row(i), np.array([i, i + 1], np.int64)) for i in range(num)),
         too_long=(),
         source="d.jsonl",
     )
@@ -83,7 +81,9 @@ def test_rejected_responses_are_part_of_the_data_that_a_run_goes_on_with():
         data = prompts(3)
         return replace(
             data,
-            prompts=tuple(replace(p, row=replace(p.row, rejected=rejected)) for p in data.prompts),
+            prompts=tuple(
+                Prompt.of(replace(p.row, rejected=rejected), p.prompt_ids) for p in data.prompts
+            ),
         )
 
     state = PromptCursor(pairs("2"), seed=0).to_json()

@@ -12,6 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl.config.data import DataConfig
+from flowrl.config.roles import CharTokenizer, FreshModel, RoleConfig
+from flowrl.data import (
+    PromptCursor,
+    PromptSet,
+    Tokenizer,
+    encode_prompts,
+    load_rows,
+    prepare_model_folder,
+)
 from flowrl.data.formats import format_of, open_data_file
 from flowrl.data.row_file import DataFile
 from flowrl.errors import DataError
@@ -211,6 +221,30 @@ def test_text_that_is_not_utf8_in_a_column_is_a_bad_row(tmp_path):
     file = open_data_file(tmp_path / "d")
     assert problems(file)[0].startswith("2: the row cannot be read")
     assert len(list(file.scan())) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cursor_goes_on_with_the_same_prompts_in_every_format(tmp_path, kind):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    role = RoleConfig(backend="torch", model=FreshModel(hidden_size=8), tokenizer=spec)
+    tokenizer = Tokenizer.load(prepare_model_folder(role, tmp_path / "model", ()))
+    sums = [{"question": f"{i}+1=", "n": str(i + 1), "info": {"index": i}} for i in range(23)]
+    data = DataConfig(
+        train=str(write(tmp_path, kind, sums)),
+        prompt="question",
+        answer="n",
+        solution="{n}",
+    )
+
+    def prompts() -> PromptSet:
+        return encode_prompts(load_rows(data.train, data, split="train"), tokenizer, data)
+
+    through = PromptCursor(prompts(), seed=3)
+    stopped = PromptCursor(prompts(), seed=3)
+    assert [item.row for item in stopped.take(17)] == [item.row for item in through.take(17)]
+    resumed = PromptCursor.from_json(json.loads(json.dumps(stopped.to_json())), prompts())
+    assert [item.row for item in resumed.take(40)] == [item.row for item in through.take(40)]
+    assert resumed.to_json() == through.to_json()
 
 
 def whole_or_refused(path: Path) -> None:

@@ -29,8 +29,7 @@ def prompts(*sources: object) -> PromptSet:
 
     return PromptSet(
         prompts=tuple(
-            Prompt(row=row(i, source), prompt_ids=np.array([i], np.int64))
-            for i, source in enumerate(sources)
+            Prompt.of(row(i, source), np.array([i], np.int64)) for i, source in enumerate(sources)
         ),
         too_long=(),
         source="d.jsonl",

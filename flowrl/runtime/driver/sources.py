@@ -73,7 +73,7 @@ class Source:
         prompt = self._rows[int(index)]
         return PromptItem(
             epoch=int(epoch),
-            index=prompt.row.index,
+            index=prompt.index,
             group=group,
             row=prompt.row,
             prompt_ids=prompt.prompt_ids,
@@ -81,7 +81,7 @@ class Source:
 
     @cached_property
     def _rows(self) -> dict[int, Prompt]:
-        return {prompt.row.index: prompt for prompt in self.prompts.prompts}
+        return {prompt.index: prompt for prompt in self.prompts.prompts}
 
     def give(self, items: Sequence[PromptItem], step: StepBatch) -> None:
         """Puts rows that have responses into a step, as a set of samples."""

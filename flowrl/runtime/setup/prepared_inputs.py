@@ -65,7 +65,8 @@ class RowResponses:
         self.pairs = pairs
         self._tokens: dict[int, tuple[Ints, ...]] = {}
         for prompt in prompts.prompts:
-            row, texts = prompt.row, [prompt.row.solution]
+            row = prompt.row
+            texts = [row.solution]
             if pairs:
                 if row.rejected is None:
                     raise DataError(
@@ -82,7 +83,7 @@ class RowResponses:
 
     def longest(self, prompt: Prompt) -> int:
         """Tokens of the longest response to a prompt."""
-        return max(map(len, self._tokens[prompt.row.index]))
+        return max(map(len, self._tokens[prompt.index]))
 
 
 def _encode(prompt: Prompt, text: str, tokenizer: Tokenizer) -> Ints:
@@ -208,7 +209,8 @@ def _encoded(
     twice = [
         (prompt.row.where, bos)
         for prompt in prompts.prompts
-        if (bos := tokenizer.repeats_bos(prompt.row.prompt, prompt.prompt_ids))
+        if tokenizer.num_bos(prompt.prompt_ids) > 1
+        and (bos := tokenizer.repeats_bos(prompt.row.prompt, prompt.prompt_ids))
     ]
     if twice:
         where, bos = twice[0]
