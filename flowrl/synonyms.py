@@ -167,10 +167,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "train.group_size": (
             "n numgenerations numsamples nsamplesperprompt samplesperprompt rolloutn"
         ),
-        "train.steps": (
-            "epochs numepochs numtrainepochs totalepochs iterations numiterations maxsteps "
-            "numsteps totalsteps trainingsteps"
-        ),
+        "train.steps": "iterations numiterations maxsteps numsteps totalsteps trainingsteps",
+        "train.epochs": "epochs numepochs numtrainepochs totalepochs",
         "train.sampling.max_tokens": (
             "maxnewtokens maxcompletionlength maxresponselength responselength"
         ),

@@ -181,6 +181,26 @@ def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
         )
 
 
+def _steps_or_epochs(loaded: LoadedConfig) -> Problems:
+    """Checks that no stage has both a number of steps and one of epochs.
+
+    Epochs on the command line replace the steps of a file, and those of a file the steps of one
+    that it extends.
+    """
+    for name, prefix in loaded.stage_prefixes():
+        steps, epochs = f"{prefix}train.steps", f"{prefix}train.epochs"
+        if loaded.config.stage_config(name).train.epochs is None or not loaded.is_set(steps):
+            continue
+        is_later = loaded.is_taken_over(steps) and not loaded.is_taken_over(epochs)
+        if loaded.is_changed(steps) or not (loaded.is_changed(epochs) or is_later):
+            yield ConfigError(
+                f"stage {name!r} has both steps and epochs",
+                where=loaded.where_all(steps, epochs),
+                expected="one of them",
+                hint=f"leave one out; {epochs}=null takes the steps",
+            )
+
+
 def _stops_are_allowed(loaded: LoadedConfig) -> Problems:
     """Checks that the least length of a response is not above its greatest."""
     for name, prefix in loaded.stage_prefixes():
@@ -327,6 +347,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _stages_are_named,
     check_files.workflow_files_exist,
     _mini_batches_divide,
+    _steps_or_epochs,
     _stops_are_allowed,
     # Before data, which a plan for other machines does without.
     check_files.cluster_file_exists,

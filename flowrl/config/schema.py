@@ -17,7 +17,7 @@ Sections of their own modules: `flowrl.config.roles`, `flowrl.config.data`, `flo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -75,6 +75,9 @@ class TrainConfig(Section):
     """A stage's schedule; the module says what each size means.
 
     Attributes:
+        epochs: Passes over the prompts, in place of `steps`: the run has as many steps as take each
+            prompt so often, the last step in full. With `refill` a step takes further prompts, so
+            that there are more passes.
         policies: Policies of the rollout scheduler by name, each as its kind or its options.
             `flowrl.compiler.scheduling` lists them, docs/scheduling.md explains them.
         refill: Takes further prompts in place of groups that a filter removed, so that a step has
@@ -89,6 +92,7 @@ class TrainConfig(Section):
     """
 
     steps: Int = Field(default=100, ge=0)
+    epochs: Annotated[Float, Field(gt=0)] | None = None
     prompts_per_step: Int = Field(default=64, ge=1, le=1 << 20)
     group_size: Int = Field(default=8, ge=1, le=1 << 16)
     mini_batches: Int = Field(default=1, ge=1, le=1 << 20)
@@ -412,6 +416,21 @@ class RunConfig(Section):
             args=self.args,
             bind=self.bind,
         )
+
+    def with_steps(self, steps: Mapping[str, int]) -> RunConfig:
+        """Returns the configuration with numbers of steps in place of epochs, by stage."""
+
+        def changed(train: TrainConfig, name: str) -> TrainConfig:
+            return train.model_copy(update={"steps": steps[name], "epochs": None})
+
+        earlier = {
+            name: stage.model_copy(update={"train": changed(stage.train, name)})
+            for name, stage in self.stage.items()
+            if name in steps
+        }
+        last = self.stages[-1]
+        train = changed(self.train, last) if last in steps else self.train
+        return self.model_copy(update={"train": train, "stage": {**self.stage, **earlier}})
 
     def terms_of(self, role: str) -> tuple[tuple[RewardTerm, ...], str]:
         """Returns the reward terms that `role` scores with, and their key."""

@@ -86,7 +86,7 @@ def run_local(
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
     with new_run(config, stages) as (folder, inputs):
-        return folder.path, execute(config, stages, folder, inputs, None, display)
+        return folder.path, execute(folder, inputs, None, display)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def new_run(
     ):
         inputs.settle(folder.path / "models")
         InputFiles(config, stages, folder.path).write()
-        folder.write_config(config_yaml(config))
+        folder.write_config(config_yaml(inputs.config))
         for stage in stages:
             folder.write_graph(stage.name, format_graph(stage.graph), graph_to_json(stage.graph))
             folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
@@ -174,8 +174,6 @@ class _Interrupt:
 
 
 def execute(
-    config: RunConfig,
-    stages: Sequence[CompiledStage],
     folder: RunFolder,
     inputs: RunInputs,
     checkpoint: Checkpoint | None,
@@ -185,12 +183,10 @@ def execute(
     """Makes the steps that are left of a run, until it ends or is asked to stop."""
     interrupt = _Interrupt()
     with ExitStack() as stack:
-        run = stack.enter_context(
-            opened_run(config, stages, folder, inputs, checkpoint, display, notes, interrupt)
-        )
+        run = stack.enter_context(opened_run(folder, inputs, checkpoint, display, notes, interrupt))
         watchdog: Watchdog | None = None
-        if config.executor != "eager":
-            watchdog = Watchdog(config.runtime.stall_timeout_s, run.describe)
+        if inputs.config.executor != "eager":
+            watchdog = Watchdog(inputs.config.runtime.stall_timeout_s, run.describe)
             run.watch(watchdog.beat)
             stack.enter_context(watchdog)
         stack.enter_context(
@@ -201,8 +197,6 @@ def execute(
 
 @contextmanager
 def opened_run(
-    config: RunConfig,
-    stages: Sequence[CompiledStage],
     folder: RunFolder,
     inputs: RunInputs,
     checkpoint: Checkpoint | None = None,
@@ -215,6 +209,7 @@ def opened_run(
     Args:
         interrupt: Asks it to stop; by default nothing does.
     """
+    config, stages = inputs.config, inputs.stages
     screen = _open_display(config) if display is None else display
     with ExitStack() as stack:
         if display is None:

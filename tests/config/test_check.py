@@ -479,3 +479,17 @@ def test_a_template_that_no_source_reads_is_refused(tmp_path: Path) -> None:
     check(rows, "data.train.answer=sum")
     check("data.eval=rows.jsonl", "data.prompt=Q {prompt}")
     check("data.prompt={prompt}")
+
+
+def test_epochs_replace_the_steps_of_a_file_and_not_those_of_the_same_place(tmp_path: Path) -> None:
+    assert check("stage.sft.train.epochs=2").stage["sft"].train.epochs == 2
+    (tmp_path / "epochs.yaml").write_text("extends: run.yaml\nstage: {sft: {train: {epochs: 3}}}\n")
+    check_config(load_config(Path("epochs.yaml"), []))
+    both = "stage 'sft' has both steps and epochs"
+    assert both in message("stage.sft.train.epochs=2", "stage.sft.train.steps=5")
+    (tmp_path / "run.yaml").write_text(BASE.replace("steps: 10", "steps: 10, epochs: 2"))
+    text = message()
+    assert both in text
+    assert "stage.sft.train.epochs=null takes the steps" in text
+    check("stage.sft.train.epochs=null")
+    check("stage.sft.train.steps=5", "stage.sft.train.epochs=null")

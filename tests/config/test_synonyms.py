@@ -40,7 +40,7 @@ rewards:
         ("train.num-generations=8", "it is called train.group_size"),
         ("train.max_new_tokens=8", "it is called train.sampling.max_tokens"),
         ("algorithm.clip_range=0.2", "it is called algorithm.clip_low and algorithm.clip_high"),
-        ("trainer.total_epochs=3", "it is called train.steps"),
+        ("trainer.total_epochs=3", "it is called train.epochs"),
         ("kl_coef=0.1", "it is called args.kl (an argument of the workflow)"),
         # A key that is right but stands in the wrong section is told where it belongs, as ever.
         ("group_size=8", "did you mean train.group_size"),

@@ -83,7 +83,7 @@ def resume_local(
                 text, data = format_graph(stage.graph), graph_to_json(stage.graph)
                 folder.write_graph(stage.name, text, data)
         with closing(RunInputs(config, stages, folder.path / "models")) as inputs:
-            done = execute(config, stages, folder, inputs, checkpoint, display, notes)
+            done = execute(folder, inputs, checkpoint, display, notes)
         return folder.path, done
 
 

@@ -61,9 +61,7 @@ class EagerSession:
         self._stack = ExitStack()
         with ExitStack() as stack:  # of what is open where something fails
             folder, inputs = stack.enter_context(new_run(config, stages))
-            self._run = stack.enter_context(
-                opened_run(config, stages, folder, inputs, display=display)
-            )
+            self._run = stack.enter_context(opened_run(folder, inputs, display=display))
             self.folder: Path = folder.path
             self._turns: Iterator[Turn] = self._run.turns()
             self._turn = next(self._turns, None)

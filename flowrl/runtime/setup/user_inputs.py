@@ -15,6 +15,7 @@ Shares of prompt sources are the weights of a mixture, or part of a stage's conf
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -120,6 +121,8 @@ class RunInputs:
             folder, and `settle` moves them.
 
     Attributes:
+        config: The configuration, with steps in place of epochs.
+        stages: The stages, likewise.
         scorers: Open.
         prepared_inputs: Data and models.
     """
@@ -127,8 +130,8 @@ class RunInputs:
     def __init__(
         self, config: RunConfig, stages: Sequence[CompiledStage], models: Path | None = None
     ) -> None:
-        self._config = config
-        self._stages = stages
+        self.config = config
+        self.stages = stages
         self._graphs = [stage.graph for stage in stages]
         self._use = RoleUse(config, self._graphs)
         self._stack = ExitStack()
@@ -143,6 +146,7 @@ class RunInputs:
                 models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowrl-")))
             self.prepared_inputs = self._prepared_inputs(models)
             self._require_context_length()
+            self._count_steps()
             for stage in stages:
                 _require_sources(config, stage, self.prepared_inputs.train)
             self._stack = stack.pop_all()
@@ -171,20 +175,36 @@ class RunInputs:
         exported = use.trained if use.policy is None else use.policy
         sources = [node for graph in self._graphs for node in graph.of_op(Op.SOURCE)]
         return prepare_inputs(
-            self._config,
+            self.config,
             models,
             roles=[role for role in use.models if use.source_of(role) is None],
             policy=use.owner(exported),
             supervised=any(node.attr("data") == "examples" for node in sources),
-            needs=row_needs(self._config, self._graphs, "train"),
-            held_out_needs=row_needs(self._config, self._graphs, "eval"),
+            needs=row_needs(self.config, self._graphs, "train"),
+            held_out_needs=row_needs(self.config, self._graphs, "eval"),
             max_length=self.max_length,
         )
+
+    def _count_steps(self) -> None:
+        """Replaces epochs by the number of steps that take so many prompts."""
+        prepared = self.prepared_inputs
+        kinds = {"examples": prepared.examples, "pairs": prepared.pair_prompts}
+        steps: dict[str, int] = {}
+        for stage in self.stages:
+            train = stage.config.train
+            if train.epochs is not None:
+                sources = stage.graph.of_op(Op.SOURCE)
+                sizes = [len(kinds.get(str(n.attr("data")), prepared.train)) for n in sources]
+                steps[stage.name] = math.ceil(train.epochs * max(sizes) / train.prompts_per_step)
+        self.config = self.config.with_steps(steps)
+        self.stages = [
+            replace(stage, config=self.config.stage_config(stage.name)) for stage in self.stages
+        ]
 
     @property
     def max_length(self) -> int:
         """Tokens of the longest sample of any stage."""
-        return max(stage.plan.sizes.max_length for stage in self._stages)
+        return max(stage.plan.sizes.max_length for stage in self.stages)
 
     def _require_context_length(self) -> None:
         """Checks that every response that may be generated fits after its prompt."""
@@ -197,7 +217,7 @@ class RunInputs:
             sampling = (
                 sampling_of_rollout(rollouts[-1][1])
                 if rollouts
-                else sampling_of(self._stages[-1].config)
+                else sampling_of(self.stages[-1].config)
             )
             for items in self.prepared_inputs.held_out.values():
                 require_context_length(items, sampling.max_tokens, self.max_length)
@@ -205,6 +225,6 @@ class RunInputs:
     def _try_environments(self) -> None:
         """Opens each environment once and closes it again: rollouts open their own."""
         used = {role for graph in self._graphs for role in graph.roles}
-        for name in sorted(used & set(self._config.roles)):
-            if self._config.roles[name].environment is not None:
-                open_environment(self._config, RoleName(name)).close()
+        for name in sorted(used & set(self.config.roles)):
+            if self.config.roles[name].environment is not None:
+                open_environment(self.config, RoleName(name)).close()
