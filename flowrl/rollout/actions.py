@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """One attempt to start.
+    """An attempt that an engine is to start.
 
     Attributes:
         attempt: Counted from 0 for each sample; names the attempt in every report on it.
@@ -46,7 +46,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """Start these attempts on the engine."""
+    """Asks an engine to start these attempts."""
 
     engine: EngineId
     samples: tuple[Dispatch, ...]
@@ -54,7 +54,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """End these samples' running attempts on the engine, tokens kept."""
+    """Asks an engine to end the running attempts of these samples, with their tokens kept."""
 
     engine: EngineId
     samples: tuple[SampleId, ...]
@@ -62,14 +62,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Score these finished samples."""
+    """Asks for the scores of these finished samples."""
 
     samples: tuple[SampleId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Keep or filter these groups; every member is scored.
+    """Asks for a verdict on these groups, all of whose members are scored.
 
     Attributes:
         samples: For each group its members in member order, spare ones left out.
@@ -115,11 +115,11 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedPrompts:
-    """Offer so many further groups: the waiting batch cannot be filled, or engines have free slots.
+    """Asks for further groups: the waiting batch cannot be filled, or engines have free slots.
 
     Attributes:
-        source: Where from; empty where sources have no shares. A source that has none left may be
-            stood in for by another.
+        source: The source of the prompts; empty where sources have no shares. Another source may
+            replace one that has none left.
     """
 
     groups: int
@@ -128,7 +128,7 @@ class NeedPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseEngine:
-    """Make no tokens until `ContinueEngine`."""
+    """Asks an engine to generate no tokens until `ContinueEngine`."""
 
     engine: EngineId
     reason: str
@@ -136,14 +136,14 @@ class PauseEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueEngine:
-    """Make tokens again."""
+    """Asks a paused engine to generate tokens again."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateEngine:
-    """Nothing runs there: load weights `version`, then say `EngineUpdated`."""
+    """Asks an empty engine to load weights `version`; `EngineUpdated` reports that it has."""
 
     engine: EngineId
     version: int
@@ -161,9 +161,9 @@ class ReleaseEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Step `DeadlineReached` at `at_s`, unless another event at or after that time comes before.
+    """Asks for `DeadlineReached` at `at_s`, unless another event at or after that time comes first.
 
-    An earlier one than that of before replaces it.
+    It replaces an earlier request for a later time.
     """
 
     at_s: float

@@ -59,7 +59,7 @@ class AdmissionQueue:
     # Groups
 
     def add(self, group: Group) -> None:
-        """The group was offered and waits."""
+        """Adds an offered group, which waits for its admission."""
         source = self._key(group.source)
         queue = self._waiting.get(source)
         if queue is None:
@@ -80,13 +80,13 @@ class AdmissionQueue:
         return group
 
     def admit(self, group: Group) -> None:
-        """The group may start."""
+        """Admits the group: its samples may start."""
         group.seq = self.num_admitted
         self.num_admitted += 1
         self.admitted += 1
 
     def clear(self) -> None:
-        """Nothing waits and nothing is asked for any more."""
+        """Forgets all waiting groups and requests."""
         self._waiting.clear()
         self.lost = self.asked_for_lost = 0
         self.requested.clear()
@@ -95,7 +95,7 @@ class AdmissionQueue:
         return sum(map(len, self._waiting.values()))
 
     def groups(self) -> Iterator[Group]:
-        """Waiting groups, source by source."""
+        """Yields the waiting groups, source by source."""
         for queue in self._waiting.values():
             yield from queue
 
@@ -105,7 +105,7 @@ class AdmissionQueue:
     # Demand
 
     def room(self, version: int, horizon: int, served: tuple[int, int], num_dead: int) -> int:
-        """Groups that may be admitted now under the age budget.
+        """Returns the number of groups that may be admitted now under the age budget.
 
         Args:
             num_dead: Dead groups that batches will count.
@@ -130,7 +130,7 @@ class AdmissionQueue:
         return self._shares.demand(number, coming + self.requested)
 
     def wanted_by_batches(self, asked: int, alive: int) -> int:
-        """Groups to ask for where batches that wait for `asked` groups lack some.
+        """Returns how many groups to ask for where batches that wait for `asked` groups lack some.
 
         Only what was lost is asked for again: the caller offers the first ones by itself.
         """
@@ -142,11 +142,11 @@ class AdmissionQueue:
         return self._settings.refill_by.ask(missing, self.kept, self.settled)
 
     def request(self, source: str, number: int) -> None:
-        """So many groups were asked for."""
+        """Notes that so many groups were asked for."""
         self.requested[source] += number
 
     def offered(self, source: str, number: int) -> None:
-        """So many groups were offered, whether asked for or not.
+        """Notes that so many groups were offered, whether asked for or not.
 
         Prompts beyond the request of their source count for other sources, which may have none
         left.
@@ -161,13 +161,13 @@ class AdmissionQueue:
         self.asked_for_lost = min(self.asked_for_lost, self.requested.total())
 
     def forget_requests(self) -> None:
-        """Nobody remembers what was asked for: it is to be asked for again."""
+        """Forgets what was asked for, which is to be asked for again."""
         self.lost += self.asked_for_lost
         self.asked_for_lost = 0
         self.requested.clear()
 
     def settle(self, kept: bool) -> None:
-        """A group got READY, or died before."""
+        """Counts a group that got READY, or died before."""
         fading = self._settings.refill_by.fading
         self.kept = self.kept * fading + kept
         self.settled = self.settled * fading + 1
@@ -175,7 +175,7 @@ class AdmissionQueue:
     # The state as JSON
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the groups themselves."""
+        """Returns everything but the groups themselves."""
         return {
             "num_admitted": self.num_admitted,
             "waiting": {
@@ -190,7 +190,7 @@ class AdmissionQueue:
         }
 
     def read(self, obj: dict[str, Any], groups: dict[GroupId, Group]) -> None:
-        """Takes what `to_json` wrote; the admitted groups are counted by whoever reads them."""
+        """Restores what `to_json` wrote; whoever reads the admitted groups counts them."""
         self.num_admitted = obj["num_admitted"]
         self._waiting = {
             source: deque(groups[GroupId(name)] for name in names)
@@ -248,7 +248,7 @@ class OfferedGroups:
         return int(epoch), int(prompt)
 
     def to_json(self) -> dict[str, str]:
-        """For each epoch its bitmap in hexadecimal: bit `p & 7` of byte `p >> 3` is prompt p.
+        """Returns each epoch's bitmap in hexadecimal: bit `p & 7` of byte `p >> 3` is prompt p.
 
         Written at every step boundary, so it costs one call an epoch and no look at each prompt.
         """
@@ -258,7 +258,7 @@ class OfferedGroups:
 
     @classmethod
     def from_json(cls, value: dict[str, str]) -> OfferedGroups:
-        """The set that `to_json` wrote.
+        """Returns the set that `to_json` wrote.
 
         Raises:
             ValueError: not such a description.

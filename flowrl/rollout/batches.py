@@ -47,23 +47,23 @@ class Pool(Protocol):
         ...
 
     def add(self, group: Group) -> None:
-        """A group was admitted; it is later than all others."""
+        """Adds an admitted group, which is later than all others."""
         ...
 
     def settle(self, group: Group) -> None:
-        """The group became READY, FILTERED or DROPPED."""
+        """Notes that the group became READY, FILTERED or DROPPED."""
         ...
 
     def lose(self, group: Group) -> None:
-        """A group that was READY is DROPPED."""
+        """Notes that a group that was READY is DROPPED."""
         ...
 
     def update_version(self, group: Group) -> None:
-        """The first version of a group that is not settled changed."""
+        """Notes the changed first version of a group that is not settled."""
         ...
 
     def expect(self, version: int, further: int) -> None:
-        """The next batch is for weights `version`, and `further` ones after it are, too."""
+        """Notes that the next batch, and `further` ones after it, are for weights `version`."""
         ...
 
     def complete(self, num_groups: int) -> bool:
@@ -75,12 +75,12 @@ class Pool(Protocol):
         ...
 
     def groups(self) -> Iterable[Group]:
-        """All groups of the pool in the order of admission."""
+        """Returns all groups of the pool in the order of admission."""
         ...
 
 
 def open_pool(settings: SchedulerSettings) -> Pool:
-    """The pool for a run of these rules."""
+    """Returns the pool for a run of these rules."""
     if settings.max_staleness == 0 and not settings.over_sampling.prompts:
         return OfferOrder(settings.refill)
     return ByDeadline(

@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something that happened to the sample."""
+    """An event in the history of the sample."""
 
     event_id: int
     at_s: float
@@ -56,8 +56,8 @@ class SampleHistory:
     Attributes:
         state: Its last one; None where no such sample was offered, or it had ended before.
         spans: Which weights made its tokens, of attempts whose tokens were kept.
-        age: At consumption: the version of the batch minus the oldest that drew one of its tokens;
-            None for samples that were not consumed, or have no token.
+        age: The version of the batch that consumed it minus the oldest version that sampled one of
+            its tokens; None for samples that were not consumed, or have no token.
         moments: In order.
         num_events: Of the journal.
         earlier: Whether it was offered before the journal begins.

@@ -74,7 +74,7 @@ class Fleet:
     # Coming and going
 
     def join(self, event: ev.EngineJoined) -> None:
-        """The engine is there."""
+        """Adds an engine that joined."""
         _require_capacity(event.engine, event.capacity)
         if event.engine in self._placement.engines:
             self.lose(event.engine, "joined again")
@@ -95,7 +95,7 @@ class Fleet:
         self._refresh(engine)
 
     def resize(self, event: ev.EngineCapacityChanged) -> None:
-        """The engine takes another number of samples."""
+        """Changes the number of samples that the engine takes."""
         _require_capacity(event.engine, event.capacity)
         engine = self._known(event.engine)
         if engine is None:
@@ -109,18 +109,18 @@ class Fleet:
                 self._lifecycle.abort(sample, "engine over-full")
 
     def leave(self, event: ev.EngineLeaving) -> None:
-        """The engine is to go as soon as it is empty."""
+        """Closes an engine that is to leave as soon as it is empty."""
         engine = self._known(event.engine)
         if engine is not None:
             self._close(engine, ClosedReason.LEAVING, aborts=event.running == "abort")
 
     def lost(self, engine: EngineId, reason: str) -> None:
-        """The engine is reported as gone."""
+        """Removes an engine that is reported as gone."""
         if self._known(engine) is not None:
             self.lose(engine, reason)
 
     def lose(self, name: EngineId, reason: str) -> None:
-        """The engine is gone, and the tokens of its running attempts with it."""
+        """Removes a dead engine, with the tokens of its running attempts."""
         for sample in self._remove(self._placement.engines[name]):
             # A sample can be gone already: with its group, by an earlier one of this loop.
             if sample.state is State.RUNNING:
@@ -128,7 +128,7 @@ class Fleet:
         self.record_failure(name, f"loss at event {self._machine.event_id}")
 
     def forget_all(self, at_s: float) -> None:
-        """The process restarted: no engine exists, and no failure is recorded for that."""
+        """Removes all engines after the process restarted, without recording failures."""
         for engine in list(self._placement.engines.values()):
             for sample in self._remove(engine):
                 self._lifecycle.requeue(sample, "resumed")
@@ -149,7 +149,7 @@ class Fleet:
     # Silence
 
     def suspect(self, name: EngineId) -> None:
-        """The heartbeat was lost."""
+        """Closes an engine whose heartbeat was lost, or gives it up."""
         engine = self._known(name)
         if engine is None:
             return
@@ -165,14 +165,14 @@ class Fleet:
         self.actions.append(ReleaseEngine(engine=name))
 
     def seen(self, name: EngineId) -> None:
-        """A sign of life."""
+        """Opens an engine again that has sent a sign of life."""
         engine = self._placement.engines.get(name)
         if engine is not None and ClosedReason.SUSPECTED in engine.closed:
             self._state.timers.cancel(TimerKind.HEARTBEAT, name)
             self._open(engine, ClosedReason.SUSPECTED)
 
     def watch_stalls(self) -> None:
-        """Sees to it that running attempts are looked at in time."""
+        """Sets the deadline at which running attempts are checked for stalls."""
         stall_s, timers = self._settings.patience.stall_s, self._state.timers
         if (
             stall_s
@@ -202,7 +202,7 @@ class Fleet:
             timers.set(TimerKind.STALL, _NO_ENGINE, at_s)
 
     def due(self, timer: Timer) -> None:
-        """A deadline has come."""
+        """Acts on a deadline that has come."""
         kind, name = timer
         match kind:
             case TimerKind.HEARTBEAT:
@@ -215,7 +215,7 @@ class Fleet:
     # Failures
 
     def record_failure(self, name: EngineId, failure: str) -> None:
-        """An attempt failed there, or the engine was lost."""
+        """Counts a failed attempt, or the loss of the engine."""
         policy = self._settings.quarantine
         if not isinstance(policy, Quarantine):
             return
@@ -236,7 +236,7 @@ class Fleet:
             self._close(engine, ClosedReason.QUARANTINED, aborts=True)
 
     def record_success(self, name: EngineId) -> None:
-        """A sample finished there."""
+        """Clears the failures of an engine that finished a sample."""
         health = self._state.health.get(name)
         if health is not None and health.until_s is None:
             del self._state.health[name]
@@ -257,19 +257,19 @@ class Fleet:
     # Pauses and weights
 
     def pause(self, event: ev.EnginePauseAsked) -> None:
-        """The caller needs its devices."""
+        """Pauses an engine whose devices the caller needs."""
         engine = self._known(event.engine)
         if engine is not None:
             self._close(engine, ClosedReason.ASKED, aborts=event.running == "abort")
 
     def continue_engine(self, name: EngineId) -> None:
-        """The caller needs its devices no more."""
+        """Continues an engine whose devices the caller no longer needs."""
         engine = self._known(name)
         if engine is not None:
             self._open(engine, ClosedReason.ASKED)
 
     def publish(self) -> None:
-        """The machine's version has risen."""
+        """Updates engines, or has them updated, after the version has risen."""
         policy = self._settings.publication
         for engine in self._placement.engines.values():
             if policy.empties:
@@ -278,7 +278,7 @@ class Fleet:
                 engine.version = self._machine.version
 
     def updated(self, event: ev.EngineUpdated) -> None:
-        """The engine has other weights; perhaps not the latest any more."""
+        """Notes the weights that an engine has loaded, which may no longer be the latest."""
         engine = self._placement.engines.get(event.engine)
         if engine is None or engine.asked_version is None:
             self._state.fenced += 1
@@ -289,7 +289,7 @@ class Fleet:
             self._open(engine, ClosedReason.UPDATING)
 
     def serve_empty(self) -> None:
-        """Engines that have become empty are let go, or given their weights."""
+        """Releases or updates the engines that have become empty."""
         for engine in list(self._emptying.values()):
             if engine.held:
                 continue

@@ -69,18 +69,18 @@ class JournalWriter:
         self._sink = sink
 
     def begin(self, start: SchedulerSettings | RolloutScheduler) -> None:
-        """The head of a new journal: of a new scheduler, or of one in mid-run."""
+        """Writes the head of a new journal: of a new scheduler, or of one in mid-run."""
         if isinstance(start, SchedulerSettings):
             self._write({"journal": JOURNAL, "settings": start.to_json()})
         else:
             self._write({"journal": JOURNAL, "state": start.to_json()})
 
     def event(self, event: Event) -> None:
-        """The event is stepped next."""
+        """Writes the event that is stepped next."""
         self._write(event_to_json(event))
 
     def rewind(self, last_event_id: int) -> None:
-        """The process went back to the state after the event of that id."""
+        """Notes that the process went back to the state after the event of that id."""
         self._write({"rewind": last_event_id})
 
     def _write(self, obj: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Journal:
     torn: bool
 
     def open(self, *, observer: Observer | None = None, validate: bool = False) -> RolloutScheduler:
-        """The scheduler before the first event.
+        """Returns the scheduler before the first event.
 
         Raises:
             SchedulerError: its settings or its state cannot be read.
@@ -157,7 +157,7 @@ def read_journal(lines: Iterable[str]) -> Journal:
 def replay(
     journal: Journal, *, observer: Observer | None = None, validate: bool = False
 ) -> RolloutScheduler:
-    """The scheduler at the end of the journal."""
+    """Returns the scheduler at the end of the journal."""
     scheduler = journal.open(observer=observer, validate=validate)
     for event in journal.events:
         scheduler.step(event)
@@ -165,7 +165,7 @@ def replay(
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """The line's object; None where it is torn."""
+    """Returns the line's object; None if the line is torn."""
     if not line.endswith("\n"):
         return None
     try:
@@ -189,7 +189,7 @@ _FIELDS: dict[str, list[tuple[str, object]]] = {
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    """`{"event": kind, field: value, ...}`."""
+    """Returns `{"event": kind, field: value, ...}`."""
     kind = type(event).__name__
     obj: dict[str, Any] = {"event": kind}
     for name, default in _FIELDS[kind]:
@@ -200,7 +200,7 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 
 def event_from_json(obj: dict[str, Any]) -> Event:
-    """The event that `event_to_json` described.
+    """Returns the event that `event_to_json` described.
 
     Raises:
         SchedulerError: it describes none.

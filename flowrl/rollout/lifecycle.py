@@ -83,7 +83,7 @@ class Lifecycle:
     # Attempts
 
     def attempt(self, engine: EngineId, sample: SampleId, attempt: int) -> Sample | None:
-        """The sample, if it runs that very attempt there; else the report is fenced."""
+        """Returns the sample if it runs that attempt there; else counts the report as fenced."""
         record = self._machine.samples.get(sample)
         if (
             record is None
@@ -96,7 +96,7 @@ class Lifecycle:
         return record
 
     def start(self, sample: Sample, engine: Engine) -> None:
-        """A queued sample begins its next attempt."""
+        """Begins the next attempt of a queued sample."""
         group = sample.group
         sample.engine = group.home = engine
         sample.avoids = None
@@ -115,10 +115,11 @@ class Lifecycle:
             self._placement.queues.update_ranks(group.members)
 
     def finish(self, engine: EngineId, ends: tuple[SampleEnd, ...]) -> tuple[int, list[SampleId]]:
-        """Attempts ended: on to the scorer, back to the queue, or dropped.
+        """Sends samples whose attempts ended to the scorer, back to the queue, or drops them.
 
         Returns:
-            How many samples finished, and which the engine gave back unasked and without a token.
+            The number of samples that finished, and those that the engine aborted by itself without
+            a token.
         """
         move = self._machine.move
         predictor = self._placement.queues.predictor
@@ -191,7 +192,7 @@ class Lifecycle:
             self._aborts.setdefault(sample.engine.id, []).append(sample.id)
 
     def fail(self, sample: Sample, error: str) -> None:
-        """A running attempt came to nothing: try again, or give up."""
+        """Queues a sample whose attempt failed again, or gives it up."""
         sample.failures += 1
         sample.avoids = sample.engine
         if sample.failures >= self._settings.retries.attempts:
@@ -200,7 +201,7 @@ class Lifecycle:
             self.requeue(sample, error)
 
     def requeue(self, sample: Sample, reason: str) -> None:
-        """RUNNING -> QUEUED, without the tokens of the attempt."""
+        """Moves a sample from RUNNING to QUEUED, without the tokens of the attempt."""
         sample.num_tokens = sample.kept_tokens
         if not sample.kept_tokens:
             self.set_first_version(sample, None)
@@ -219,7 +220,7 @@ class Lifecycle:
     # Scores and verdicts
 
     def score(self, sample: Sample) -> None:
-        """SCORING -> READY; the group may be complete with it."""
+        """Moves a sample from SCORING to READY; the group may be complete with it."""
         self._machine.move(sample, State.READY)
         group = sample.group
         group.num_ready += 1
@@ -227,7 +228,7 @@ class Lifecycle:
             self._complete(group)
 
     def _complete(self, group: Group) -> None:
-        """Enough members are ready: spare ones are not needed any more."""
+        """Drops spare members of a group with enough ready ones, and has it judged or kept."""
         spare = [member for member in group.members if member.state is not State.READY]
         if spare:
             for member in spare:
@@ -241,7 +242,7 @@ class Lifecycle:
             self.keep(group)
 
     def fail_reward(self, sample: Sample) -> None:
-        """A sample in SCORING got no score: ask again, or give up."""
+        """Asks again for the score of a sample whose reward failed, or gives it up."""
         sample.reward_failures += 1
         if sample.reward_failures >= self._settings.retries.rewards:
             self.drop(sample, DropReason.REWARD_FAILED)
@@ -249,13 +250,13 @@ class Lifecycle:
             self.scores.append(sample.id)
 
     def keep(self, group: Group) -> None:
-        """The group can be delivered."""
+        """Marks the group as one that can be delivered."""
         group.phase = GroupPhase.READY
         self._pool.settle(group)
         self._state.admission.settle(kept=True)
 
     def filter(self, group: Group, reason: str) -> None:
-        """The verdict is against the group."""
+        """Ends a group whose verdict is against it."""
         for member in group.members:
             self._machine.move(member, State.FILTERED, reason)
         self._end_group(group, GroupPhase.FILTERED)
@@ -263,7 +264,7 @@ class Lifecycle:
     # Ends
 
     def deliver(self, batch: int, taken: list[Group]) -> Deliver:
-        """The groups' members are consumed; dead groups are named."""
+        """Consumes the members of the groups, and names the dead groups."""
         oldest, version = self._state.oldest, self._state.horizon
         reason = f"batch {batch}, trained on at version {version}"
         kept, filtered = [], []
@@ -317,7 +318,7 @@ class Lifecycle:
         self._drops.append(Drop(sample=member.id, reason=reason))
 
     def _end_group(self, group: Group, phase: GroupPhase) -> None:
-        """Every member has ended as FILTERED or DROPPED."""
+        """Ends a group whose members have all ended as FILTERED or DROPPED."""
         was_ready = group.phase is GroupPhase.READY
         group.phase = phase
         group.members = []

@@ -46,14 +46,14 @@ class Placement:
     # Effects of transitions: the only places where samples enter and leave queues and engines.
 
     def occupy(self, sample: Sample) -> None:
-        """QUEUED -> RUNNING on `sample.engine`."""
+        """Puts a sample into its engine: QUEUED to RUNNING."""
         engine = sample.engine
         assert engine is not None
         engine.held[sample.id] = sample
         self._dirty[engine.id] = engine
 
     def release(self, sample: Sample) -> None:
-        """RUNNING -> anything: the slot is free at once."""
+        """Takes a sample out of its engine, whose slot is free at once."""
         engine = sample.engine
         assert engine is not None
         del engine.held[sample.id]
@@ -62,11 +62,11 @@ class Placement:
         self._dirty[engine.id] = engine
 
     def requeue(self, sample: Sample) -> None:
-        """PARTIAL -> QUEUED."""
+        """Queues a sample again: PARTIAL to QUEUED."""
         self.queues.add_returned(sample)
 
     def release_and_requeue(self, sample: Sample) -> None:
-        """RUNNING -> QUEUED."""
+        """Takes a sample out of its engine and queues it again."""
         self.release(sample)
         self.queues.add_returned(sample)
 
@@ -148,5 +148,5 @@ def _load(engine: Engine) -> tuple[float, int]:
 
 
 def in_order(engine: Engine) -> list[Sample]:
-    """The samples that the engine holds, in the order of admission."""
+    """Returns the samples that the engine holds, in the order of admission."""
     return sorted(engine.held.values(), key=lambda s: (s.group.seq, s.member))

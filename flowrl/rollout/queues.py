@@ -126,7 +126,7 @@ class SampleQueues:
         return FifoQueue() if self.predictor is None else RankedQueue(fresh)
 
     def add_fresh(self, sample: Sample) -> None:
-        """A sample that was never dispatched and may start."""
+        """Adds a sample that was never dispatched and may start."""
         if self.predictor is not None:
             sample.rank = self.predictor.rank(sample)
         if self._shares is None:
@@ -141,13 +141,13 @@ class SampleQueues:
         queue.push(sample)
 
     def add_returned(self, sample: Sample) -> None:
-        """A sample that was dispatched before."""
+        """Adds a sample that was dispatched before."""
         if self.predictor is not None:
             sample.rank = self.predictor.rank(sample)
         self._returned.push(sample)
 
     def update_ranks(self, samples: Iterable[Sample]) -> None:
-        """More is known about the lengths of these samples; those that are queued change place."""
+        """Moves those of the samples that are queued, after more is known about their lengths."""
         assert self.predictor is not None
         for sample in samples:
             if sample.state is State.QUEUED:
@@ -159,7 +159,7 @@ class SampleQueues:
                     (self._fresh[source] if fresh else self._returned).push(sample)
 
     def first(self) -> Sample | None:
-        """The sample that is next; it stays."""
+        """Returns the sample that is next; it stays."""
         sample = self._returned.first()
         self._from_returned = sample is not None
         if sample is not None:
@@ -197,7 +197,7 @@ class SampleQueues:
         return self._shares.next(active)
 
     def samples(self) -> Iterator[Sample]:
-        """Queued samples that may start, queue by queue."""
+        """Yields the queued samples that may start, queue by queue."""
         yield from self._returned.samples()
         for queue in self._fresh.values():
             yield from queue.samples()
@@ -215,7 +215,7 @@ class SampleQueues:
         }
 
     def read(self, obj: dict[str, Any], samples: dict[Any, Sample]) -> None:
-        """Takes what `to_json` wrote; the samples have their ranks already."""
+        """Restores what `to_json` wrote; the samples have their ranks already."""
         for name in obj["returned"]:
             self._returned.push(samples[name])
         for source, names in obj["fresh"].items():
@@ -250,7 +250,7 @@ class LengthPredictor:
         self._all = 0.0  # their mean
 
     def observe(self, group: Group, num_tokens: int) -> None:
-        """An answer to the group's prompt finished with so many tokens."""
+        """Learns from an answer to the group's prompt that finished with so many tokens."""
         self._count += 1
         self._all += (num_tokens - self._all) / self._count
         prompt = _prompt(group)
@@ -261,14 +261,14 @@ class LengthPredictor:
             del self._prompts[next(iter(self._prompts))]
 
     def predict(self, group: Group) -> float:
-        """Tokens of an answer to the group's prompt."""
+        """Returns the predicted tokens of an answer to the group's prompt."""
         prior = self._all if group.expected_tokens is None else group.expected_tokens
         count, mean = self._prompts.get(_prompt(group), (0, 0.0))
         shrinkage = self._policy.shrinkage
         return (shrinkage * prior + count * mean) / (shrinkage + count)
 
     def rank(self, sample: Sample) -> float:
-        """The sample's place in a queue, least first: minus the tokens that it still has to go.
+        """Returns a sample's place in a queue, least first: minus the tokens that remain.
 
         That is within its tier: of groups that have begun, by first version; of others, by window.
         A probe, the first member of a group about whose prompt nothing is known, leads its tier.
@@ -289,7 +289,7 @@ class LengthPredictor:
         return tier + sample.kept_tokens - self.predict(group)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was learned."""
+        """Returns everything that was learned."""
         return {
             "count": self._count,
             "mean": self._all,
@@ -297,7 +297,7 @@ class LengthPredictor:
         }
 
     def read(self, obj: dict[str, Any]) -> None:
-        """Takes what `to_json` wrote."""
+        """Restores what `to_json` wrote."""
         self._count, self._all = obj["count"], obj["mean"]
         self._prompts = {prompt: (count, mean) for prompt, count, mean in obj["prompts"]}
 
@@ -312,8 +312,8 @@ def _prompt(group: Group) -> str:
 class Shares:
     """A pass for each source; the source with the least pass is next.
 
-    Passes rise by 1/weight for each unit of work. A source that becomes active starts where the
-    last one that was served stood, so that nothing is saved up while idle.
+    Passes rise by 1/weight for each unit of work. A source that becomes active gets the pass of
+    the one that was served last, so that nothing is saved up while idle.
     """
 
     __slots__ = ("_clock", "_passes", "_policy")
@@ -324,15 +324,15 @@ class Shares:
         self._clock = 0.0  # pass of the source that was served last, before it was charged
 
     def activate(self, source: str) -> None:
-        """The source has work again after it had none."""
+        """Notes that the source has work again after it had none."""
         self._passes[source] = max(self._passes.get(source, 0.0), self._clock)
 
     def next(self, sources: Iterable[str]) -> str:
-        """The active source whose turn it is; of equals, the one that comes first by name."""
+        """Returns the active source whose turn it is; of equals, the first by name."""
         return min(sources, key=lambda source: (self._passes.get(source, 0.0), source))
 
     def charge(self, source: str, work: float = 1.0) -> None:
-        """The source was served."""
+        """Notes that the source was served."""
         self._clock = max(self._clock, self._passes.get(source, 0.0))
         self._passes[source] = self._passes.get(source, 0.0) + work / self._policy.weight(source)
 
@@ -357,9 +357,9 @@ class Shares:
         return wanted
 
     def to_json(self) -> dict[str, Any]:
-        """The passes."""
+        """Returns the passes."""
         return {"clock": self._clock, "passes": dict(self._passes)}
 
     def read(self, obj: dict[str, Any]) -> None:
-        """Takes what `to_json` wrote."""
+        """Restores what `to_json` wrote."""
         self._clock, self._passes = obj["clock"], dict(obj["passes"])

@@ -335,17 +335,27 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
     """Makes the batch with the fields that the update's loss and penalty read, and no others."""
     loss = inputs.node.attr("loss")
     assert isinstance(loss, LossSpec)
-    needs = loss.needs
+    needs, advantages = loss.needs, inputs.edge("advantages")
+    behaviour = old = None
+    if "behaviour_logprobs" in needs:
+        behaviour = inputs.floats("rollout", "rollout_logprobs")
+    preferred = inputs.get("rollout", "preferred") if "preferred" in needs else None
+    match inputs.node.attr("old_logprobs"):
+        case "forward":
+            old = inputs.floats("old", "logprobs")
+        case "rollout_logprobs":
+            old = inputs.floats("rollout", "rollout_logprobs")
+        # Otherwise they are those of the update's own forward pass.
     return TrainBatch(
         sequences=inputs.sequences,
-        behaviour_logprobs=_behaviour_logprobs(inputs) if "behaviour_logprobs" in needs else None,
-        old_logprobs=_old_logprobs(inputs),
+        behaviour_logprobs=behaviour,
+        old_logprobs=old,
         reference_logprobs=inputs.floats("reference", "logprobs"),
         reference_distributions=_distributions(inputs),
-        advantages=_advantages(inputs),
+        advantages=None if advantages is None else inputs.token_floats(advantages, "advantage"),
         returns=inputs.floats("returns", "returns"),
         old_values=inputs.floats("values", "values"),
-        preferred=_preferred(inputs) if "preferred" in needs else None,
+        preferred=None if preferred is None else np.asarray(preferred, np.bool_),
         extra={
             field: inputs.token_floats(edge, field)
             for edge in inputs.edges("extra")
@@ -354,37 +364,12 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
     )
 
 
-def _behaviour_logprobs(inputs: NodeInputs) -> Floats | None:
-    return inputs.floats("rollout", "rollout_logprobs")
-
-
-def _old_logprobs(inputs: NodeInputs) -> Floats | None:
-    """Returns the policy's logprobs at the start of the step; None to use the update's forward."""
-    match inputs.node.attr("old_logprobs"):
-        case "forward":
-            return inputs.floats("old", "logprobs")
-        case "rollout_logprobs":
-            return _behaviour_logprobs(inputs)
-        case _:
-            return None
-
-
 def _distributions(inputs: NodeInputs) -> Floats | None:
     """Returns float32 `[R, V]` of the reference, if the penalty is the full divergence."""
     kl, edge = inputs.node.attr("kl"), inputs.edge("reference")
     if edge is None or not isinstance(kl, KL) or kl.estimator != "full":
         return None
     return np.asarray(inputs.read(edge.src, DISTRIBUTIONS), np.float32)
-
-
-def _advantages(inputs: NodeInputs) -> Floats | None:
-    edge = inputs.edge("advantages")
-    return None if edge is None else inputs.token_floats(edge, "advantage")
-
-
-def _preferred(inputs: NodeInputs) -> Mask | None:
-    found = inputs.get("rollout", "preferred")
-    return None if found is None else np.asarray(found, np.bool_)
 
 
 def update_spec(

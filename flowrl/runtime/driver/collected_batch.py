@@ -149,7 +149,7 @@ def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
         answer=row.answer,
         row=row.fields,
         finish=payload.finish or FinishReason.LENGTH,
-        num_tokens=len(payload.tokens) if payload.mask is None else payload.num_sampled,
+        num_tokens=payload.num_sampled,
         tokens=payload.tokens.tolist(),
     )
 

@@ -248,7 +248,7 @@ class StepReport:
                 answer=item.row.answer,
                 score=payload.score,
                 terms=payload.terms,
-                num_tokens=len(payload.tokens) if payload.mask is None else payload.num_sampled,
+                num_tokens=payload.num_sampled,
                 finish=payload.finish or "",
                 versions=payload.sampled_versions,
                 end=end,

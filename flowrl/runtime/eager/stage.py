@@ -82,7 +82,7 @@ class EagerTracer(Tracer):
 
     def described_values(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
         """See `Tracer`."""
-        return self._step.told(node_id, fields)
+        return self._step.text_of_value(node_id, fields)
 
     def _check(self, node: Node) -> None:
         if self._num_called == len(self._expected.nodes):

@@ -273,7 +273,7 @@ class EagerStep:
                 arrays = arrays_of(node, fields, self._batch_of(node))
                 return arrays if len(arrays) != 1 else next(iter(arrays.values()))
 
-    def told(self, node_id: NodeId, fields: Sequence[Field]) -> str:
+    def text_of_value(self, node_id: NodeId, fields: Sequence[Field]) -> str:
         """Returns the value of a node as one line of text."""
         node_id = self._node_mapping.lowered_id(node_id)
         if node_id in self._node_mapping.dropped:

@@ -89,7 +89,7 @@ class FinishedEpisode(Finished):
         role: The environment's, whose score it is.
         mask: bool `[R]`, true at the policy's tokens.
         turn: int64 `[R]`, counted from 0; -1 at observation tokens.
-        token_reward: float32 `[R]`, a turn's reward at its last token; 0 elsewhere.
+        token_reward: float32 `[R]`, a turn's reward at its last token; 0 at other tokens.
         state: int64 `[R]`, `state_number` of the state before the turn; -1 at observation tokens.
         text: The whole conversation as text, the last observation included.
         score: Sum of the turns' rewards.
