@@ -217,8 +217,7 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
         stage = _estimated(config, stage)
         left_behind = _left_behind(loaded, path)
         if left_behind is not None:
-            reasons = (*stage.plan.reasons, left_behind)
-            stage = stage.with_plan(replace(stage.plan, reasons=reasons))
+            stage = _with_reason(stage, left_behind)
         return (*stages[:-1], stage)
     from flowrl.sim.choose_plan import choose_plan
     from flowrl.sim.profile import load_profile, profile_times
@@ -232,8 +231,7 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
         # An outdated file at the default path; the plan's reasons say that it is not used.
         why = f"{path} cannot be used: {reason.what}"
         left = Reason(subject="profile", choice="none", why=why)
-        chosen = _estimated(config, stage)
-        chosen = chosen.with_plan(replace(chosen.plan, reasons=(*chosen.plan.reasons, left)))
+        chosen = _with_reason(_estimated(config, stage), left)
     return (*stages[:-1], chosen)
 
 
@@ -331,7 +329,11 @@ def _estimated(config: RunConfig, stage: CompiledStage) -> CompiledStage:
         return estimated_plan(stage, config.plan, config.seed)
     except FlowError as reason:
         left = Reason(subject="estimates", choice="none", why=reason.what)
-        return stage.with_plan(replace(stage.plan, reasons=(*stage.plan.reasons, left)))
+        return _with_reason(stage, left)
+
+
+def _with_reason(stage: CompiledStage, reason: Reason) -> CompiledStage:
+    return stage.with_plan(replace(stage.plan, reasons=(*stage.plan.reasons, reason)))
 
 
 def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Edge, Field, Graph, Level, Node, Op, SourceRef
@@ -26,14 +26,11 @@ _SINKS = (Op.UPDATE, Op.SYNC, Op.LOG)
 """Operations whose outputs need no reader."""
 
 
-class Read:
-    """A node's outputs, as an argument of another reads them."""
+class Read(NamedTuple):
+    """Outputs of a node, as an argument of another one reads them."""
 
-    __slots__ = ("fields", "node")
-
-    def __init__(self, node: NodeId, fields: tuple[Field, ...]) -> None:
-        self.node = node
-        self.fields = fields
+    node: NodeId
+    fields: tuple[Field, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +73,7 @@ class Tracer:
 
     @property
     def stack(self) -> tuple[Call, ...]:
-        """All calls that lead here, those of outer traces first."""
+        """The calls that lead here, those of outer traces first."""
         return (*(self.outer.stack if self.outer is not None else ()), *self.calls)
 
     @property
@@ -100,8 +97,9 @@ class Tracer:
 
         Args:
             name: The id, made unique by a number where it is taken.
-            reads: What feeds each argument; an edge carries those fields that the signature takes.
-            outputs: By default those of the signature.
+            reads: The outputs that feed each argument; an edge carries those fields that the
+                signature takes.
+            outputs: The outputs; by default those of the signature.
         """
         signature = SIGNATURES[op]
         reads = reads or {}
@@ -124,14 +122,14 @@ class Tracer:
         return node_id
 
     def feed(self, node_id: NodeId, argument: str, read: Read) -> None:
-        """One more argument of a node that is there: the way back of a region's cycle."""
+        """Adds an argument to an existing node: the edge that closes a region's cycle."""
         node = self._nodes[node_id]
         self._nodes[node_id] = replace(node, inputs=(*node.inputs, argument))
         self._connect(node_id, argument, read)
         self.completed(tuple(n for n in self._nodes.values() if n.region == node.region))
 
     def completed(self, nodes: tuple[Node, ...]) -> None:
-        """An operation has all its nodes, each with all that feeds it."""
+        """Called when all nodes and edges of an operation are recorded."""
 
     def edges_into(self, node_id: NodeId) -> tuple[Edge, ...]:
         """Returns the edges that feed a node."""
@@ -163,15 +161,14 @@ class Tracer:
         self._edges.append(Edge(src=read.node, dst=node_id, argument=argument, fields=tuple(names)))
 
     def last_update(self, role: RoleName) -> Node | None:
-        """The latest update of `role` so far."""
+        """Returns the latest update of `role` so far."""
         updates = [n for n in self._nodes.values() if n.op is Op.UPDATE and n.role == role]
         return updates[-1] if updates else None
 
     def region(self) -> str:
-        """A name for one more region."""
-        taken = {node.region for node in self._nodes.values()}
-        names = ["interact", *(f"interact.{i}" for i in range(2, len(taken) + 3))]
-        return next(name for name in names if name not in taken)
+        """Returns a name for another region."""
+        number = len({node.region for node in self.nodes if node.region is not None}) + 1
+        return "interact" if number == 1 else f"interact.{number}"
 
     def _unique(self, name: str) -> NodeId:
         number, candidate = self._numbers.get(name, 1), name
@@ -182,7 +179,7 @@ class Tracer:
         return NodeId(candidate)
 
     def refuse_after_update(self, role: RoleName, op: Op) -> None:
-        """Raises when the weights of `role` changed already: a step generates first."""
+        """Raises TraceError if the weights of `role` have changed in this step."""
         changes = [n for n in self.nodes if n.op in (Op.UPDATE, Op.SYNC) and n.role == role]
         if changes:
             change = changes[-1]
@@ -194,7 +191,7 @@ class Tracer:
             )
 
     def refuse_after_sync(self, role: RoleName) -> None:
-        """Raises when another role took the weights of `role` over already."""
+        """Raises TraceError if another role has taken the weights of `role` in this step."""
         for edge in self._edges:
             sync, source = self._nodes[edge.dst], self._nodes[edge.src]
             if sync.op is Op.SYNC and source.role == role:
@@ -206,10 +203,10 @@ class Tracer:
                 )
 
     def finish(self) -> Graph:
-        """The traced graph.
+        """Returns the traced graph.
 
         Raises:
-            TraceError: an output that nobody uses, or no update.
+            TraceError: Nothing uses an output.
         """
         self.closed = True
         self._refuse_unused()
@@ -269,7 +266,7 @@ def tracing(tracer: Tracer) -> Iterator[Tracer]:
 
 
 def active_tracer() -> Tracer | None:
-    """The tracer of the workflow that is being traced now."""
+    """Returns the tracer of the workflow that is being traced now."""
     return _ACTIVE.get()
 
 

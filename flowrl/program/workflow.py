@@ -220,29 +220,26 @@ class Workflow:
                 expected=str(inspect.signature(self.function)),
                 hint="call it with these parameters",
             ) from None
+
+        def refused(problem: str, name: str, expected: str, hint: str) -> TraceError:
+            return TraceError(
+                f"workflow '{self.name}' {problem} '{name}'",
+                where=str(user_line()),
+                found=repr(bound.arguments[name]),
+                expected=expected,
+                hint=hint,
+            )
+
         roles = [(role.parameter, role.kind) for role in self.roles]
         data = [(parameter.name, parameter.kind) for parameter in self.data]
         for name, kind in (*roles, *data):
-            value = bound.arguments[name]
-            if not isinstance(value, kind):
-                raise TraceError(
-                    f"workflow '{self.name}' takes {kind.kind} as '{name}'",
-                    where=str(user_line()),
-                    found=repr(value),
-                    expected=f"fl.{kind.__name__}",
-                    hint="pass a handle of that kind",
-                )
+            if not isinstance(bound.arguments[name], kind):
+                hint = "pass a handle of that kind"
+                raise refused(f"takes {kind.kind} as", name, f"fl.{kind.__name__}", hint)
         for argument in self.arguments:
-            if argument.name in bound.arguments:
-                value = bound.arguments[argument.name]
-                if not fits(argument, value):
-                    raise TraceError(
-                        f"workflow '{self.name}' cannot take this '{argument.name}'",
-                        where=str(user_line()),
-                        found=repr(value),
-                        expected=argument.expected,
-                        hint="pass such a value",
-                    )
+            name = argument.name
+            if name in bound.arguments and not fits(argument, bound.arguments[name]):
+                raise refused("cannot take this", name, argument.expected, "pass such a value")
 
 
 @overload
