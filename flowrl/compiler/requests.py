@@ -295,15 +295,15 @@ def _pins(loaded: LoadedConfig) -> tuple[Pin, ...]:
         if isinstance(value, dict):
             waiting += [(f"{name}.{key}", inner) for key, inner in reversed(value.items())]
             continue
-        where = loaded.where(f"plan.pins.{name}")
+        key = f"plan.pins.{name}"
         text = str(value).lower() if isinstance(value, bool) else str(value)
         subject, dot, field = name.rpartition(".")
         if dot:
-            pins.append(Pin(subject=subject, field=field, value=text, where=where))
+            pins.append(Pin(subject=subject, field=field, value=text, where=key))
         else:
             problem = ConfigError(
                 "a pin says a number or devices of a part of the plan",
-                where=where,
+                where=key,
                 found=f"{name}={text}",
                 expected="WHAT.FIELD=VALUE, for example rollout.tp=2 or actor.devices=0-31",
                 hint=f"pin one of {listing(FIELDS)}",

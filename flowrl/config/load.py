@@ -146,7 +146,8 @@ def locating(loaded: LoadedConfig) -> Iterator[None]:
     try:
         yield
     except FlowError as error:
-        error.where = loaded.located(error.where)
+        for problem in (error, *error.others):
+            problem.where = loaded.located(problem.where)
         raise
 
 

@@ -128,7 +128,7 @@ def traced(lessons: list[Lesson], refresh: int | None = None) -> Graph:
         for role, batch, arguments in prepared:
             handles[role].update(batch, **arguments)
         # Weights that nothing uses are refused.
-        asked = {node.role for node in handles["reference"].tracer.nodes}
+        asked = {node.role for node in handles["reference"]._tracer.nodes}
         if refresh is not None and "reference" in asked:
             handles["reference"].sync(handles[lessons[0].learner], every=refresh)
 
@@ -180,7 +180,7 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
 
 def _name(name: str, handles: dict[str, Any]) -> str:
     """A name that no other lesson logs under."""
-    return f"{name}.{len(handles['reference'].tracer.nodes)}"
+    return f"{name}.{len(handles['reference']._tracer.nodes)}"
 
 
 def _by_preference(learner: str, pairs: Any, handles: dict[str, Any]) -> tuple[str, Any, Any]:
