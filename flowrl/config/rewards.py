@@ -401,13 +401,17 @@ class RewardsConfig(Section):
 
     Attributes:
         terms: Terms of evaluations, and of every reward role without `roles.NAME.terms`.
-        timeout_s: Seconds that one sample's score may take.
+        timeout_s: Seconds that one sample's score may take; of a term with its own limit, that one.
         max_failures: Samples whose reward may raise, hang or return no number before the run
             stops; they are dropped, never scored 0.
+        failure_score: The score of every sample whose reward fails; by default it is dropped.
         workers: Number of processes that score.
+        memory_gb: Gigabytes that one of these processes may allocate.
     """
 
     terms: Annotated[Terms, AfterValidator(_with_metric_names)] = ()
     timeout_s: Float = Field(default=2.0, gt=0)
     max_failures: Int = Field(default=0, ge=0)
+    failure_score: Float | None = None
     workers: Int = Field(default=1, ge=1)
+    memory_gb: Float = Field(default=4.0, gt=0)

@@ -157,11 +157,12 @@ def open_scoring(
     *,
     timeout_s: float,
     workers: int,
+    memory_gb: float,
 ) -> ScoringPool:
     """Opens the scorer processes of a role."""
     require(backend, Service.SCORE, role)
     context = ScoreContext(role=RoleName(role), terms=terms)
-    return ScoringPool(backend, context, timeout_s=timeout_s, workers=workers)
+    return ScoringPool(backend, context, timeout_s=timeout_s, workers=workers, memory_gb=memory_gb)
 
 
 class Residency:

@@ -313,6 +313,25 @@ def test_failed_rewards_within_the_budget_drop_their_group_and_are_counted():
     assert failures.failed == 2
 
 
+def test_a_failed_reward_may_have_a_fixed_score_which_keeps_its_group():
+    world = World()
+
+    def rule(request: ScoreRequest) -> float | str:
+        return "raised ValueError" if request.sample == "0/0/1" else 1.0
+
+    failures = FailureBudget(0, score=-1.0)
+    driver = driver_of(world, Engine(world), rule, failures=failures)
+    driver.offer(prompts(1))
+    collected = driver.collect(1, 1)
+    ((group, members),) = collected.groups
+    assert group == "0/0"
+    assert [(payload.score, payload.failure) for _, payload in members] == [
+        (1.0, ""),
+        (-1.0, "raised ValueError"),
+    ]
+    assert (collected.dropped, failures.failed) == ([], 0)
+
+
 def test_the_first_step_of_a_group_whose_member_failed_does_not_hold_the_engine():
     """The other member still runs when the group is dropped: it is aborted, and its end ignored."""
     world = World()

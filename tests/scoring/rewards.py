@@ -94,7 +94,30 @@ def _breakpoint(rest):
     return 1.0
 
 
+def in_lists(responses, answers):
+    """Does what each response says, for all of them in one call."""
+    if len(responses) > 1:
+        _CALLS.append(len(responses))
+    if rest := [text for text in responses if text == "largest batch"]:
+        return [float(max(_CALLS, default=1)) for _ in rest]
+    return [by_word(response, "") for response in responses]
+
+
+_CALLS: list[int] = []
+
+
+def _large(rest):
+    return float(len(bytearray(10**10)))
+
+
+def _sympy(rest):
+    """A number of 10^9 digits, in one call of C."""
+    return float(10**10**9 > 1)
+
+
 _ACTIONS = {
+    "large": _large,
+    "digits": _sympy,
     "breakpoint": _breakpoint,
     "ok": lambda rest: float(rest),
     "loop": _loop,

@@ -25,8 +25,8 @@ DEADLINE_S = 60.0
 pytestmark = pytest.mark.usefixtures("cold_starts")
 
 
-def context(function: str = f"{REWARDS}:by_word") -> ScoreContext:
-    term = {"kind": "python", "function": function, "name": "score", "weight": 1.0}
+def context(function: str = f"{REWARDS}:by_word", **options: object) -> ScoreContext:
+    term = {"kind": "python", "function": function, "name": "score", "weight": 1.0, **options}
     return ScoreContext(role=RoleName("verifier"), terms=(term,))
 
 
@@ -117,6 +117,62 @@ def test_a_reward_that_takes_the_alarm_for_itself_does_not_disarm_the_next_limit
     owner, hung = run("alarm", "loop", grace_s=30.0)
     assert score(owner) == 1.0
     assert "could not be interrupted" not in failure(hung).message
+
+
+def test_ten_gigabytes_and_a_number_of_a_billion_digits_fail_alone():
+    results = run("ok 1", "large", "digits", "ok 2", timeout_s=1.0)
+    assert failure(results[1]).kind is FailureKind.MEMORY
+    assert results[1].message.startswith("ran out of memory (")
+    assert failure(results[2]).kind is FailureKind.TIMEOUT
+    assert [score(results[0]), score(results[3])] == [1.0, 2.0]
+
+
+def lists(**options: object) -> ScoreContext:
+    return context(f"{REWARDS}:in_lists", **options)
+
+
+def test_a_function_of_lists_gets_many_samples_in_one_call():
+    with ScoringPool(PLUGIN, lists(), timeout_s=30.0) as pool:
+        pool.submit([request(f"ok {i}", i) for i in range(100)])
+        found = collect(pool, 100)
+        pool.submit([request("largest batch", 100)])
+        largest = score(collect(pool, 1)["0/100/0"])
+    assert [score(found[f"0/{i}/0"]) for i in range(100)] == list(range(100))
+    assert 1 < largest <= 100
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        ("key", FailureKind.RAISED),
+        ("loop", FailureKind.TIMEOUT),
+        ("deaf", FailureKind.TIMEOUT),
+        ("exit", FailureKind.DIED),
+        ("nan", FailureKind.INVALID),
+    ],
+)
+def test_a_sample_that_spoils_its_batch_fails_alone(action, kind):
+    with ScoringPool(PLUGIN, lists(), timeout_s=0.3, grace_s=0.3) as pool:
+        texts = ("ok 1", action, "ok 2")
+        pool.submit([request(text, i) for i, text in enumerate(texts)])
+        found = collect(pool, len(texts))
+    assert failure(found["0/1/0"]).kind is kind
+    assert [score(found[f"0/{i}/0"]) for i in (0, 2)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("action", ["loop", "deaf"])
+def test_a_term_has_a_time_limit_of_its_own(action):
+    terms = (
+        {"kind": "exact_match", "name": "accuracy"},
+        {"kind": "python", "function": f"{REWARDS}:by_word", "name": "slow", "timeout_s": 0.3},
+    )
+    limited = ScoreContext(role=RoleName("v"), terms=terms)
+    with ScoringPool(PLUGIN, limited, timeout_s=DEADLINE_S, grace_s=0.3) as pool:
+        pool.submit([request(action, 0), request("ok 2", 1)])
+        found = collect(pool, 2)
+    assert failure(found["0/0/0"]).kind is FailureKind.TIMEOUT
+    assert "timeout_s=0.3" in failure(found["0/0/0"]).message
+    assert score(found["0/1/0"]) == 2.0
 
 
 def test_a_slow_sample_does_not_hold_back_results_that_came_before_it():

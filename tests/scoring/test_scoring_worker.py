@@ -39,11 +39,11 @@ def test_a_pool_that_closes_without_reading_everything_ends_the_process_quietly(
                 stderr=subprocess.PIPE,
                 text=True,
             )
-        ours.sendall(pack(("open", "flowrl_backends.verify:plugin", context, 30.0)))
+        ours.sendall(pack(("open", "flowrl_backends.verify:plugin", context, 30.0, 1 << 32)))
         assert select.select([ours], [], [], DEADLINE_S)[0]
         if unread == "scores":
             ours.recv(1 << 16)  # that it is ready
-            sample = (0, "0/0/0", "p", "ok 1", "", {}, "stop", 3)
+            sample = (0, "0/0/0", "p", "ok 1", "", {}, "stop", 3, ())
             ours.sendall(pack(("score", [sample])))
             assert select.select([ours], [], [], DEADLINE_S)[0]
         ours.close()

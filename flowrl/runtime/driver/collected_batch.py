@@ -63,10 +63,18 @@ class Scorers(Protocol):
 
 @dataclass(slots=True)
 class FailureBudget:
-    """Rewards that may fail before the run stops; shared by all rollouts of a run."""
+    """Rewards that may fail before the run stops; shared by all rollouts of a run.
+
+    Attributes:
+        allowed: Failures that are allowed.
+        failed: Failures until now.
+        score: The score of a sample whose reward fails, which then counts as no failure here; None
+            if the sample is dropped.
+    """
 
     allowed: int
     failed: int = 0
+    score: float | None = None
 
     def spend(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> None:
         """Counts a failed reward, or an episode that its environment could not finish.

@@ -169,7 +169,7 @@ class RolloutDriver:
         # What each engine has, by attempt: one that was given up may answer after the next began.
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
         reported_role = next(iter(scorers), None) if reported is None else reported
-        self._results = ScorerResults(self._scorers, reported_role, self.store)
+        self._results = ScorerResults(self._scorers, reported_role, self.store, failures.score)
         self._outcomes = SampleOutcomes(self.store, unused)
         self._wake_s: float | None = None  # when the scheduler next needs the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0

@@ -124,6 +124,7 @@ class ScorerResults:
         scorers: Scorers by role.
         reported: The role whose score is reported for a sample.
         store: The payload store, in which scores are noted.
+        failure_score: The score of a sample whose reward fails; None if it is dropped.
 
     Attributes:
         due: Samples that are with scorers, and how many of them have not answered.
@@ -134,7 +135,9 @@ class ScorerResults:
         scorers: Mapping[RoleName, Scorers],
         reported: RoleName | None,
         store: PayloadStore,
+        failure_score: float | None = None,
     ) -> None:
+        self._failure_score = failure_score
         self._scorers = scorers
         self._reported = reported
         self._store = store
@@ -180,7 +183,15 @@ class ScorerResults:
             return  # dropped meanwhile
         if isinstance(result, ScoreFailure):
             term = f"{role}/{result.term}" if result.term else ""
-            self._failures.setdefault(sample, replace(result, term=term))
+            if self._failure_score is None:
+                self._failures.setdefault(sample, replace(result, term=term))
+            else:
+                payload.failure, payload.failed_term = result.message, term
+                self._note(
+                    payload,
+                    role,
+                    ScoreResult(sample=sample, score=self._failure_score, terms={}),
+                )
         else:
             self._note(payload, role, result)
         if due:

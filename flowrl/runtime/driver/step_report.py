@@ -370,7 +370,9 @@ class StepReport:
                 values.setdefault(role_of(node), scores.tolist())
         for name in (CUT_OBSERVATION, CUT_LENGTH):  # no numbers of a reward, but marks of an end
             values.pop(name, None)
-        failed = [payload for _, payload, _ in rollout.collected.dropped if payload.failure]
+        ended = (payload for _, payload, _ in rollout.collected.dropped)
+        given_a_score = (payload for _, payload in _scored(rollout.collected))
+        failed = [payload for payload in (*ended, *given_a_score) if payload.failure]
         failures: Counter[str] = Counter()
         for payload in failed:
             _, _, term = payload.failed_term.partition("/")

@@ -113,7 +113,7 @@ class InlineScorer:
         name, text = classified(reason)
         kind = FailureKind(name)
         frames: tuple[str, ...] = ()
-        if kind is FailureKind.RAISED:
+        if kind in (FailureKind.RAISED, FailureKind.MEMORY):
             frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
         message = failure_message(kind, text, frames)
         return ScoreFailure(

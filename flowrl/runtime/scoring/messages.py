@@ -3,7 +3,7 @@
 Messages are framed by `flowrl.runtime.local.processes`. Requests and scores cross as plain tuples,
 because dataclasses cost several times as much to pickle and hundreds of samples cross at once.
 
-    pool -> worker    ("open", plugin, context, timeout_s), once
+    pool -> worker    ("open", plugin, context, timeout_s, memory_nbytes), once
                       ("score", [RequestTuple, ...])
     worker -> pool    ("ready",) or ("broken", FlowError), once
                       ("scores", [(ticket, score, terms)], [(ticket, kind, message, frames, term)])
@@ -16,15 +16,18 @@ when, by the monotonic clock that the processes of a machine share.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from mmap import mmap
 from typing import TypeAlias
 
-from flowrl.backend.protocols import ScoreRequest
+from flowrl.backend.protocols import ScoreContext, ScoreRequest
 
-__all__ = ["RequestTuple", "Status", "request_tuple"]
+__all__ = ["BATCH", "RequestTuple", "Status", "request_tuple", "term_limits"]
 
+BATCH = -1
+"""The ticket that stands for several samples which are scored in one call."""
 
-RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int]
+RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int, Sequence[int]]
 """Ticket, then the fields of a `ScoreRequest` in their order."""
 
 
@@ -39,7 +42,17 @@ def request_tuple(ticket: int, request: ScoreRequest) -> RequestTuple:
         request.row,
         request.finish.value,
         request.num_tokens,
+        request.tokens,
     )
+
+
+def term_limits(context: ScoreContext) -> dict[str, float]:
+    """Returns the time limits in seconds of terms that have their own, by name."""
+    return {
+        str(term.get("name") or term.get("kind")): float(limit)
+        for term in context.terms
+        if isinstance(limit := term.get("timeout_s"), int | float)
+    }
 
 
 class Status:
@@ -68,6 +81,10 @@ class Status:
     def term(self) -> str:
         """The term that was entered last; empty where none was, or all are computed."""
         return self._memory[16 : self.NBYTES].rstrip(b"\0").decode(errors="ignore")
+
+    def restart(self, now: float) -> None:
+        """Notes, in the worker, that the time of another term begins."""
+        struct.pack_into("=d", self._memory, 8, now)
 
     def end(self) -> None:
         """Notes, in the worker, that nothing is being scored."""

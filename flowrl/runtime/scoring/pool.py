@@ -45,7 +45,7 @@ from flowrl.runtime.local.processes import (
     standard_error,
     start_module,
 )
-from flowrl.runtime.scoring.messages import Status, request_tuple
+from flowrl.runtime.scoring.messages import BATCH, Status, request_tuple, term_limits
 
 __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
@@ -61,6 +61,7 @@ class FailureKind(StrEnum):
 
     RAISED = "raised"
     TIMEOUT = "timeout"
+    MEMORY = "memory"
     INVALID = "invalid"
     DIED = "died"
 
@@ -120,7 +121,9 @@ def failure_message(
         case FailureKind.RAISED:
             return f"raised {text}{at}"
         case FailureKind.TIMEOUT:
-            return f"took longer than rewards.timeout_s={timeout_s:g} s{at}{text}"
+            return f"took longer than its limit, timeout_s={timeout_s:g} s{at}{text}"
+        case FailureKind.MEMORY:
+            return f"ran out of memory{at}; rewards.memory_gb limits a scorer process"
         case FailureKind.INVALID:
             return f"gave no score: {text}"
         case FailureKind.DIED:
@@ -135,6 +138,7 @@ class ScoringPool:
         context: The context of its scorer.
         timeout_s: Seconds that one sample may take.
         workers: Processes.
+        memory_gb: Gigabytes that a process may allocate.
         grace_s: Seconds past `timeout_s` after which a process that could not be interrupted is
             killed.
         start_timeout_s: Seconds that a process may take to load the reward.
@@ -161,13 +165,17 @@ class ScoringPool:
         *,
         timeout_s: float,
         workers: int = 1,
+        memory_gb: float = 4.0,
         grace_s: float = 2.0,
         start_timeout_s: float = 60.0,
         output: Output | None = None,
     ) -> None:
-        self._opening = pack(("open", plugin, context, timeout_s))
+        self._opening = pack(("open", plugin, context, timeout_s, int(memory_gb * 1e9)))
         self._timeout_s = timeout_s
-        self._limit_s = timeout_s + grace_s
+        self._grace_s = grace_s
+        self._limits = term_limits(context)
+        # Samples whose batch failed as a whole are sent one by one.
+        self._alone: set[int] = set()
         self._start_timeout_s = start_timeout_s
         self._output = standard_error() if output is None else output
         self._queue: deque[tuple[int, ScoreRequest]] = deque()
@@ -300,10 +308,15 @@ class ScoringPool:
                 )
             return False
         doing = worker.status.read()
-        if doing is None or doing[0] not in worker.batch or now - doing[1] <= self._limit_s:
+        if doing is None or now - doing[1] <= self._limit_of(worker.status.term) + self._grace_s:
+            return False
+        if doing[0] not in (BATCH, *worker.batch):
             return False
         worker.overdue = doing[0]
         return True
+
+    def _limit_of(self, term: str) -> float:
+        return self._limits.get(term, self._timeout_s)
 
     def _seconds_to_limit(self) -> float:
         now = time.monotonic()
@@ -313,7 +326,8 @@ class ScoringPool:
             if not worker.ready:
                 ends.append(worker.started + self._start_timeout_s)
             elif doing is not None:
-                ends.append(doing[1] + self._limit_s)
+                limit_s = self._limit_of(worker.status.term)
+                ends.append(doing[1] + limit_s + self._grace_s)
         # A little late rather than a little early, which would spin.
         return max(0.0, min(ends) - now) + 0.001
 
@@ -326,6 +340,8 @@ class ScoringPool:
                 return
             worker = idle[num_left - 1]
             size = min(_MAX_BATCH, -(-len(self._queue) // num_left))
+            if self._queue[0][0] in self._alone:
+                size = 1
             batch = [self._queue.popleft() for _ in range(size)]
             worker.batch = dict(batch)
             worker.busy = True
@@ -382,7 +398,7 @@ class ScoringPool:
         frames: tuple[str, ...] = (),
         term: str = "",
     ) -> None:
-        message = failure_message(kind, text, frames, timeout_s=self._timeout_s)
+        message = failure_message(kind, text, frames, timeout_s=self._limit_of(term))
         sample = worker.batch.pop(ticket).sample
         self._done.append(
             ScoreFailure(sample=sample, kind=kind, message=message, frames=frames, term=term)
@@ -398,7 +414,10 @@ class ScoringPool:
         doing, term = worker.status.read(), worker.status.term
         worker.memory.close()
         self._workers.remove(worker)
-        if worker.overdue in worker.batch:
+        if BATCH in (worker.overdue, doing[0] if doing else None):
+            self._alone.update(worker.batch)
+            self._deaths = 0
+        elif worker.overdue in worker.batch:
             text = " and could not be interrupted"
             self._fail(worker, worker.overdue, FailureKind.TIMEOUT, text, term=term)
             self._deaths = 0

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from mmap import mmap
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -29,6 +31,7 @@ from flowrl.backend.protocols import (
     ScoreContext,
     ScoreRequest,
     ScoreResult,
+    ScoresBatches,
 )
 from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
@@ -40,7 +43,7 @@ from flowrl.runtime.local.processes import (
     pack,
     received,
 )
-from flowrl.runtime.scoring.messages import RequestTuple, Status
+from flowrl.runtime.scoring.messages import BATCH, RequestTuple, Status, term_limits
 from flowrl.runtime.user_errors import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
@@ -61,7 +64,7 @@ class _TimeIsUp(BaseException):
 
 
 class _Alarm:
-    """The timer of one sample at a time.
+    """The timer of one sample at a time, or of the term that is computed.
 
     It fires first after `_FLUSH_S`, to send earlier results away, and then at the limit.
 
@@ -78,14 +81,15 @@ class _Alarm:
         self.expired = False
         self._handler = self._fire
 
-    def arm(self, now: float) -> None:
+    def arm(self, now: float, limit_s: float | None = None) -> None:
         """Starts the limit; the handler is set again, since rewards may use the signal too."""
+        limit_s = self._timeout_s if limit_s is None else limit_s
         if signal.getsignal(signal.SIGALRM) is not self._handler:
             signal.signal(signal.SIGALRM, self._handler)
-        self._end = now + self._timeout_s
+        self._end = now + limit_s
         self.expired = False
         self._armed = True
-        signal.setitimer(signal.ITIMER_REAL, min(_FLUSH_S, self._timeout_s), _REPEAT_S)
+        signal.setitimer(signal.ITIMER_REAL, min(_FLUSH_S, limit_s), _REPEAT_S)
 
     def disarm(self) -> None:
         """Ends it; idempotent."""
@@ -106,19 +110,26 @@ class _Alarm:
 class _Worker:
     """Scores what comes through the socket until it closes."""
 
-    def __init__(self, sock: socket.socket, status: Status, own: tuple[Path, ...]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        status: Status,
+        own: tuple[Path, ...],
+        limits: Mapping[str, float],
+    ) -> None:
         self._sock = sock
         self._status = status
         self._own = own
+        self._limits = limits
         self._pid = os.getpid()
         self._scores: list[tuple[int, float, dict[str, float]]] = []
         self._failures: list[tuple[int, str, str, tuple[str, ...], str]] = []
 
     def run(self, scorer: ScoreBackend, timeout_s: float, incoming: FrameReader) -> None:
         """Works until the pool closes the socket."""
-        if isinstance(scorer, NamesTerms):
-            scorer.on_term = self._status.enter
         alarm = _Alarm(timeout_s, self._flush)
+        if isinstance(scorer, NamesTerms):
+            scorer.on_term = partial(self._enter, alarm) if self._limits else self._status.enter
         while True:
             data = received(self._sock, 1 << 18)
             if not data:
@@ -126,10 +137,54 @@ class _Worker:
                 return
             for message in incoming.feed(data):
                 assert message[0] == "score"
-                for values in cast(list[RequestTuple], message[1]):
-                    self._one(scorer, alarm, values)
+                self._all(scorer, alarm, cast(list[RequestTuple], message[1]))
                 # In one piece: a pool that had the scores alone would hear of the rest too late.
                 self._send(self._results() + pack(("idle",)))
+
+    def _enter(self, alarm: _Alarm, term: str) -> None:
+        """Notes a term, whose time limit begins."""
+        now = time.monotonic()
+        self._status.enter(term)
+        self._status.restart(now)
+        alarm.arm(now, self._limits.get(term))
+
+    def _all(self, scorer: ScoreBackend, alarm: _Alarm, requests: list[RequestTuple]) -> None:
+        """Scores samples together as far as the scorer gains by it.
+
+        If a batch fails, each of its samples is scored by itself, so that it fails alone.
+        """
+        if not isinstance(scorer, ScoresBatches) or scorer.batch_size == 1:
+            for values in requests:
+                self._one(scorer, alarm, values)
+            return
+        for first in range(0, len(requests), scorer.batch_size):
+            batch = requests[first : first + scorer.batch_size]
+            if len(batch) == 1 or not self._together(scorer, alarm, batch):
+                for values in batch:
+                    self._one(scorer, alarm, values)
+            self._flush()
+
+    def _together(
+        self, scorer: ScoresBatches, alarm: _Alarm, batch: Sequence[RequestTuple]
+    ) -> bool:
+        """Scores a batch in one call; returns False if that fails."""
+        self._status.begin(BATCH, time.monotonic())
+        try:
+            alarm.arm(time.monotonic())
+            results = scorer.score_batch([_request(values) for values in batch])
+            scored = [checked_score(result) for result in results]
+        # The samples are scored again one by one, which reports what is wrong with which.
+        except BaseException:
+            return False
+        finally:
+            alarm.disarm()
+            self._status.end()
+            if os.getpid() != self._pid:
+                os._exit(0)
+        if alarm.expired or len(scored) != len(batch):
+            return False
+        self._scores += [(v[0], *each) for v, each in zip(batch, scored, strict=True)]
+        return True
 
     def _one(self, scorer: ScoreBackend, alarm: _Alarm, values: RequestTuple) -> None:
         ticket, request = values[0], _request(values)
@@ -165,7 +220,7 @@ class _Worker:
             self._fail(ticket, "timeout", "", self._frames(reason.__traceback__))
         else:
             kind, message = classified(reason)
-            trace = reason.__traceback__ if kind == "raised" else None
+            trace = reason.__traceback__ if kind in ("raised", "memory") else None
             self._fail(ticket, kind, message, self._frames(trace) if trace else ())
 
     def _fail(self, ticket: int, kind: str, message: str, frames: tuple[str, ...]) -> None:
@@ -212,7 +267,9 @@ def main(arguments: list[str]) -> None:
     messages = first_messages(sock, incoming)
     if not messages:
         return
-    _, plugin, context, timeout_s = messages[0]
+    _, plugin, context, timeout_s, memory_nbytes = messages[0]
+    limit = cast(int, memory_nbytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     own = library_folders()
     try:
         backend = named_plugin(str(plugin))
@@ -226,7 +283,8 @@ def main(arguments: list[str]) -> None:
         sock.sendall(pack(("broken", unloadable(reason, own))))
         return
     sock.sendall(pack(("ready",)))
-    _Worker(sock, status, own).run(scorer, cast(float, timeout_s), incoming)
+    limits = term_limits(cast(ScoreContext, context))
+    _Worker(sock, status, own, limits).run(scorer, cast(float, timeout_s), incoming)
 
 
 def package_folders(plugin: Plugin) -> tuple[Path, ...]:
@@ -236,7 +294,9 @@ def package_folders(plugin: Plugin) -> tuple[Path, ...]:
 
 
 def classified(reason: BaseException) -> tuple[str, str]:
-    """Returns the kind of a reward's exception (`raised`, `invalid`), and its text."""
+    """Returns the kind of a reward's exception (`raised`, `memory`, `invalid`), and its text."""
+    if isinstance(reason, MemoryError):
+        return "memory", ""
     if isinstance(reason, RewardError):
         found = f" ({reason.found})" if reason.found else ""
         return "invalid", f"{reason.what}{found}"[:_MAX_TEXT]
@@ -244,7 +304,7 @@ def classified(reason: BaseException) -> tuple[str, str]:
 
 
 def _request(values: RequestTuple) -> ScoreRequest:
-    _, sample, prompt, response, answer, row, finish, num_tokens = values
+    _, sample, prompt, response, answer, row, finish, num_tokens, tokens = values
     return ScoreRequest(
         sample=SampleId(sample),
         prompt=prompt,
@@ -253,6 +313,7 @@ def _request(values: RequestTuple) -> ScoreRequest:
         row=cast(dict[str, object], row),
         finish=FinishReason(finish),
         num_tokens=num_tokens,
+        tokens=tokens,
     )
 
 

@@ -74,7 +74,9 @@ class OpenRun:
         self._stop = stop
         self._folder = folder
         self._display = display
-        self._failures = FailureBudget(config.rewards.max_failures)
+        self._failures = FailureBudget(
+            config.rewards.max_failures, score=config.rewards.failure_score
+        )
         graphs = [stage.graph for stage in stages]
         self._parts = [GraphParts(graph) for graph in graphs]
         self._use = RoleUse(config, graphs)

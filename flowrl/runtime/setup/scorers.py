@@ -60,6 +60,7 @@ class OpenScorers:
             terms,
             timeout_s=config.timeout_s,
             workers=self._workers.get(role, config.workers),
+            memory_gb=config.memory_gb,
         )
 
     def _of_config(self) -> RoleName | None:
