@@ -1,9 +1,9 @@
 """The command line.
 
-Reading commands (`graph`, `plan`, `size`, `diff`, `data`, `why`, `backends`, `doctor`) print to
-standard output, and with `--json` nothing but JSON. Errors go to standard error in one to four
-lines. Exit codes: 0 for success, 2 for a mistake of the user, 1 for a fault of flowrl, 130 after
-Ctrl-C.
+Reading commands (`graph`, `plan`, `size`, `diff`, `data`, `score`, `why`, `backends`, `doctor`)
+print to standard output, and with `--json` nothing but JSON. Errors go to standard error in one to
+four lines. Exit codes: 0 for success, 2 for a mistake of the user, 1 for a fault of flowrl, 130
+after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -439,6 +439,38 @@ def why(
     from flowrl.cli import why as command
 
     command.run(run, sample, as_json=json)
+
+
+@app.command()
+def score(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Completions, one a row.")],
+    reward: Annotated[
+        str, typer.Option("--reward", metavar="NAME", help="gsm8k, mine.py:score, {use: ...}.")
+    ],
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="NAME", help="Show where this one differs.")
+    ] = None,
+    response: Annotated[
+        str | None, typer.Option("--response", metavar="FIELD", help="The completion's field.")
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option("--answer", metavar="FIELD", help="The reference answer's field.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="FIELD", help="The prompt's field.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", help="Seconds a score may take.", min=0.001)
+    ] = 10.0,
+    num: Annotated[int, typer.Option("--num", help="Differences that are shown.", min=0)] = 10,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Score a file of completions, and show where two rewards differ."""
+    from flowrl.cli import score as command
+
+    fields = command.Fields(response=response, answer=answer, prompt=prompt)
+    command.run(file, reward, compare, fields, timeout_s=timeout_s, num=num, as_json=json)
 
 
 data = typer.Typer(
