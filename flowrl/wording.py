@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import sys
 from collections.abc import Iterable
@@ -142,23 +143,16 @@ def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",), *folders: Path) 
     """
     if path.exists():
         return None
-    for folder in _entries(path.parent):
-        if (folder / path.name).is_file():
-            return f"did you mean {folder / path.name}?"
+    for below in sorted(path.parent.glob(f"*/{glob.escape(path.name)}")):
+        if below.is_file():
+            return f"did you mean {below}?"
     for folder in (path.parent, *(folders if len(path.parts) == 1 else ())):
-        entries = [entry for entry in _entries(folder) if entry.name.endswith(suffixes)]
+        entries = [entry for entry in sorted(folder.glob("*")) if entry.name.endswith(suffixes)]
         entries.sort(key=lambda entry: entry.suffix == path.suffix)
         by_stem = {entry.stem: entry for entry in entries}
         if (stem := nearest(path.stem, by_stem)) is not None:
             return f"did you mean {by_stem[stem]}?"
     return None
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 class Warnings(logging.Handler):

@@ -16,17 +16,8 @@ import numpy.typing as npt
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
 from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import GraphError
-from flowrl.specs import (
-    KL,
-    AdvantageSpec,
-    FilterSpec,
-    LossSpec,
-    MapSpec,
-    OwnAdvantage,
-    OwnLoss,
-    SelectSpec,
-    Spec,
-)
+from flowrl.specs import KL, AdvantageSpec, FilterSpec, LossSpec, MapSpec, OwnLoss, SelectSpec, Spec
+from flowrl.specs.advantage import OwnAdvantage
 
 if TYPE_CHECKING:
     import torch
@@ -66,20 +57,20 @@ KLFunction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 
 
 _TABLE: dict[tuple[str, str], str] = {
-    ("advantage", "distill"): "flowrl.algo.advantages:distill",
-    ("advantage", "gae"): "flowrl.algo.advantages:gae",
-    ("advantage", "gpg"): "flowrl.algo.advantages:gpg",
-    ("advantage", "group_in_group"): "flowrl.algo.advantages:group_in_group",
-    ("advantage", "group_relative"): "flowrl.algo.advantages:group_relative",
-    ("advantage", "leave_one_out"): "flowrl.algo.advantages:leave_one_out",
-    ("advantage", "length_weighted"): "flowrl.algo.advantages:length_weighted",
-    ("advantage", "max_rl"): "flowrl.algo.advantages:max_rl",
-    ("advantage", "normalise_then_sum"): "flowrl.algo.advantages:normalise_then_sum",
-    ("advantage", "optimal_token_baseline"): "flowrl.algo.advantages:optimal_token_baseline",
+    ("advantage", "distill"): "flowrl.algo.advantages.token:distill",
+    ("advantage", "gae"): "flowrl.algo.advantages.token:gae",
+    ("advantage", "gpg"): "flowrl.algo.advantages.group:gpg",
+    ("advantage", "group_in_group"): "flowrl.algo.advantages.token:group_in_group",
+    ("advantage", "group_relative"): "flowrl.algo.advantages.group:group_relative",
+    ("advantage", "leave_one_out"): "flowrl.algo.advantages.group:leave_one_out",
+    ("advantage", "length_weighted"): "flowrl.algo.advantages.group:length_weighted",
+    ("advantage", "max_rl"): "flowrl.algo.advantages.group:max_rl",
+    ("advantage", "normalise_then_sum"): "flowrl.algo.advantages.group:normalise_then_sum",
+    ("advantage", "optimal_token_baseline"): "flowrl.algo.advantages.token:optimal_token_baseline",
     ("advantage", "own"): "flowrl.algo.user_functions:own_advantage",
-    ("advantage", "pass_at_k"): "flowrl.algo.advantages:pass_at_k",
-    ("advantage", "reinforce_pp"): "flowrl.algo.advantages:reinforce_pp",
-    ("advantage", "remax"): "flowrl.algo.advantages:remax",
+    ("advantage", "pass_at_k"): "flowrl.algo.advantages.group:pass_at_k",
+    ("advantage", "reinforce_pp"): "flowrl.algo.advantages.token:reinforce_pp",
+    ("advantage", "remax"): "flowrl.algo.advantages.token:remax",
     ("filter", "difficulty"): "flowrl.algo.filters:difficulty",
     ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
     ("kl", "kl"): "flowrl.algo.kl:estimate",

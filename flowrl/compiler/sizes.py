@@ -20,8 +20,8 @@ from flowrl.config.rewards import OverlongTerm
 from flowrl.config.roles import FreshModel
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance
-from flowrl.specs.filters import SelectSpec
+from flowrl.specs import AdvantageSpec, LossSpec, Sampling
+from flowrl.specs.filters import SelectSpec, ZeroVariance
 from flowrl.wording import counted
 
 __all__ = ["check_sizes", "compares_a_group", "generates_before"]

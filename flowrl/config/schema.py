@@ -28,8 +28,8 @@ from flowrl.config.rewards import RewardsConfig, RewardTerm
 from flowrl.config.roles import OptimizerConfig, RoleConfig
 from flowrl.config.section import Args, Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
-from flowrl.specs import Aggregation
 from flowrl.specs.attributes import MIN_TEMPERATURE
+from flowrl.specs.loss import Aggregation
 
 __all__ = [
     "MOST_ALTERNATIVES",

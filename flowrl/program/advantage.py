@@ -13,22 +13,28 @@ from flowrl.program.formulas import add_advantage, returns_of, weighted_scores
 from flowrl.program.formulas import own_advantage as own
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
 from flowrl.program.operation import check_handle, operation, refuse_argument
-from flowrl.specs import (
+from flowrl.specs import GroupRelative
+from flowrl.specs.advantage import (
     GAE,
     GPG,
+    Centre,
     Distill,
     GroupInGroup,
-    GroupRelative,
+    KLCredit,
     LeaveOneOut,
     LengthWeighted,
+    Masking,
     MaxRL,
     NormaliseThenSum,
     OptimalTokenBaseline,
     PassAtK,
     ReinforcePP,
     ReMax,
+    Scale,
+    Singleton,
+    StdAbout,
+    ZeroStd,
 )
-from flowrl.specs.advantage import Centre, KLCredit, Masking, Scale, Singleton, StdAbout, ZeroStd
 from flowrl.specs.base import format_list
 from flowrl.specs.kl import Estimator
 from flowrl.specs.names import raise_missing

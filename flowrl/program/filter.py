@@ -16,7 +16,7 @@ from flowrl.graph.ir import Op
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.operation import operation
-from flowrl.specs import Difficulty, ZeroVariance
+from flowrl.specs.filters import Difficulty, ZeroVariance
 from flowrl.specs.names import raise_missing
 
 __all__ = ["difficulty", "zero_variance"]

@@ -51,18 +51,9 @@ from flowrl.program.operation import (
 )
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
-from flowrl.specs import (
-    AdvantageSpec,
-    BestAndWorst,
-    FilterSpec,
-    MapSpec,
-    OptimalTokenBaseline,
-    ReinforcePP,
-    ReMax,
-    Scalar,
-    SelectSpec,
-)
-from flowrl.specs.advantage import Per, UserAdvantage
+from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Scalar, SelectSpec
+from flowrl.specs.advantage import OptimalTokenBaseline, Per, ReinforcePP, ReMax, UserAdvantage
+from flowrl.specs.filters import BestAndWorst
 from flowrl.specs.maps import UserMap, WeightedSum, split_key
 
 __all__ = [

@@ -61,6 +61,11 @@ class Role:
         """The role in messages."""
         return f"the role '{self.name}'"
 
+    @property
+    def tracer(self) -> Tracer:
+        """The trace that the role belongs to."""
+        return self._tracer
+
     def __repr__(self) -> str:
         return f"<fl.{type(self).__name__} {self.name}>"
 
@@ -219,7 +224,8 @@ def _penalty(name: str, kl: object) -> KL | None:
     if not isinstance(kl, KL):
         hint = f"write kl=fl.kl.k3({kl if is_number else 0.001})"
         raise refuse_argument(name, "kl", kl, "a penalty of fl.kl, or None", hint)
-    return check_spec(name, kl, argument="kl")
+    check_spec(name, kl, argument="kl")
+    return kl
 
 
 _LOSSES: Mapping[Prediction, str] = {

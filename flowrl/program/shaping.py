@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.operation import check_spec, operation, reads_of, refuse_argument
-from flowrl.specs import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
+from flowrl.specs.maps import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl.specs.names import raise_missing
 
 __all__ = ["cosine_length", "repetition", "soft_overlong", "stop_properly"]

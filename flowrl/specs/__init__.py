@@ -1,97 +1,33 @@
-"""Torch-free specifications of formulas: advantages, losses, KL terms, filters, shaping."""
+"""Torch-free specifications of formulas: advantages, losses, KL terms, filters, shaping.
 
-from flowrl.specs.advantage import (
-    GAE,
-    GPG,
-    AdvantageSpec,
-    Distill,
-    GroupInGroup,
-    GroupRelative,
-    LeaveOneOut,
-    LengthWeighted,
-    MaxRL,
-    NormaliseThenSum,
-    OptimalTokenBaseline,
-    OwnAdvantage,
-    PassAtK,
-    ReinforcePP,
-    ReMax,
-    UserAdvantage,
-)
+The bases and the most used classes can be imported from here, and every class from its module.
+"""
+
+from flowrl.specs.advantage import AdvantageSpec, GroupRelative
 from flowrl.specs.attributes import AdamW, FinishReason, Sampling
 from flowrl.specs.base import Scalar, Spec, spec_from_json
-from flowrl.specs.filters import (
-    BestAndWorst,
-    Difficulty,
-    FilterSpec,
-    RandomK,
-    SelectSpec,
-    Threshold,
-    Top,
-    ZeroVariance,
-)
-from flowrl.specs.grammar import Grammar, JsonSchema, Regex
+from flowrl.specs.filters import FilterSpec, SelectSpec
+from flowrl.specs.grammar import Grammar
 from flowrl.specs.kl import KL
-from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, OwnLoss, PolicyClip
-from flowrl.specs.maps import (
-    CosineLength,
-    MapSpec,
-    OwnMap,
-    Repetition,
-    ShapingSpec,
-    SoftOverlong,
-    StopProperly,
-    UserMap,
-    WeightedSum,
-)
+from flowrl.specs.loss import CrossEntropy, LossSpec, OwnLoss, PolicyClip
+from flowrl.specs.maps import MapSpec
 
 __all__ = [
-    "GAE",
-    "GPG",
     "KL",
     "AdamW",
     "AdvantageSpec",
-    "Aggregation",
-    "BestAndWorst",
-    "CosineLength",
     "CrossEntropy",
-    "Difficulty",
-    "Distill",
     "FilterSpec",
     "FinishReason",
     "Grammar",
-    "GroupInGroup",
     "GroupRelative",
-    "JsonSchema",
-    "LeaveOneOut",
-    "LengthWeighted",
     "LossSpec",
     "MapSpec",
-    "MaxRL",
-    "NormaliseThenSum",
-    "OptimalTokenBaseline",
-    "OwnAdvantage",
     "OwnLoss",
-    "OwnMap",
-    "PassAtK",
     "PolicyClip",
-    "RandomK",
-    "ReMax",
-    "Regex",
-    "ReinforcePP",
-    "Repetition",
     "Sampling",
     "Scalar",
     "SelectSpec",
-    "ShapingSpec",
-    "SoftOverlong",
     "Spec",
-    "StopProperly",
-    "Threshold",
-    "Top",
-    "UserAdvantage",
-    "UserMap",
-    "WeightedSum",
-    "ZeroVariance",
     "spec_from_json",
 ]

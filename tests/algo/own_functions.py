@@ -13,7 +13,9 @@ from flowrl.algo.advantages import AdvantageBatch, AdvantageResult, rewards_to_g
 from flowrl.algo.corrections import Segments
 from flowrl.algo.losses import TokenBatch, TokenLoss
 from flowrl.algo.maps import MapBatch
-from flowrl.specs import UserAdvantage, UserMap, loss
+from flowrl.specs import loss
+from flowrl.specs.advantage import UserAdvantage
+from flowrl.specs.maps import UserMap
 
 
 @loss.own(needs=("advantages", "behaviour_logprobs"), corrects_behaviour=True, proportional=True)

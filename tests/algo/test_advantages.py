@@ -8,11 +8,13 @@ import sys
 import numpy as np
 import pytest
 
-from flowrl.algo.advantages import AdvantageBatch, group_relative
+from flowrl.algo.advantages import AdvantageBatch
+from flowrl.algo.advantages.group import group_relative
 from flowrl.algo.filters import difficulty, zero_variance
 from flowrl.algo.resolve import resolve_advantage, resolve_filter
 from flowrl.errors import GraphError, RewardError
-from flowrl.specs import AdvantageSpec, Difficulty, GroupRelative, ZeroVariance
+from flowrl.specs import AdvantageSpec, GroupRelative
+from flowrl.specs.filters import Difficulty, ZeroVariance
 
 
 def test_a_group_is_centred_and_divided_by_its_sample_deviation() -> None:
@@ -105,7 +107,8 @@ def test_an_unknown_specification_names_the_known_ones() -> None:
 
 def test_resolving_an_advantage_imports_no_torch() -> None:
     code = (
-        "import sys; from flowrl.specs import *\n"
+        "import sys; from flowrl.specs import GroupRelative\n"
+        "from flowrl.specs.filters import ZeroVariance\n"
         "from flowrl.algo.advantages import AdvantageBatch\n"
         "from flowrl.algo.resolve import resolve_advantage, resolve_filter\n"
         "resolve_advantage(GroupRelative())(AdvantageBatch(scores=[1, 2], groups=[0, 0]))\n"

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.algo.advantages import (
-    AdvantageBatch,
+from flowrl.algo.advantages import AdvantageBatch
+from flowrl.algo.advantages.group import (
+    Partition,
+    centre_scores,
     gpg,
     group_relative,
     leave_one_out,
@@ -21,13 +23,11 @@ from flowrl.algo.advantages import (
     pass_at_k,
     weighted_sum,
 )
-from flowrl.algo.advantages.group import Partition, centre_scores
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.errors import RewardError
-from flowrl.specs import (
+from flowrl.specs import AdvantageSpec, GroupRelative
+from flowrl.specs.advantage import (
     GPG,
-    AdvantageSpec,
-    GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,

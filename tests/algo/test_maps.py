@@ -14,19 +14,18 @@ from flowrl.errors import DataError, RewardError, TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
 from flowrl.graph.signatures import map_outputs
-from flowrl.specs import (
+from flowrl.specs import MapSpec, spec_from_json
+from flowrl.specs.advantage import OwnAdvantage
+from flowrl.specs.maps import (
     CosineLength,
-    MapSpec,
-    OwnAdvantage,
     Repetition,
     ShapingSpec,
     SoftOverlong,
     StopProperly,
     UserMap,
     WeightedSum,
-    spec_from_json,
+    split_key,
 )
-from flowrl.specs.maps import split_key
 from tests.algo import own_functions as own
 
 

@@ -8,24 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.algo.advantages import AdvantageBatch, gae, reinforce_pp, remax, token_rewards
-from flowrl.algo.advantages.token import optimal_token_baseline
+from flowrl.algo.advantages import AdvantageBatch, token_rewards
+from flowrl.algo.advantages.token import gae, optimal_token_baseline, reinforce_pp, remax
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.errors import TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
-from flowrl.specs import (
+from flowrl.specs import GroupRelative, spec_from_json
+from flowrl.specs.advantage import (
     GAE,
     Distill,
     GroupInGroup,
-    GroupRelative,
     NormaliseThenSum,
     OptimalTokenBaseline,
     OwnAdvantage,
     ReinforcePP,
     ReMax,
     UserAdvantage,
-    spec_from_json,
 )
 from tests.algo import own_functions as own
 

@@ -9,7 +9,8 @@ from flowrl.algo.resolve import resolve_select
 from flowrl.errors import RewardError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
-from flowrl.specs import BestAndWorst, RandomK, SelectSpec, Threshold, Top
+from flowrl.specs import SelectSpec
+from flowrl.specs.filters import BestAndWorst, RandomK, Threshold, Top
 
 SCORES = [1.0, 3.0, 3.0, 2.0, 5.0, 5.0, 0.0]
 GROUPS = [7, 7, 7, 7, 2, 2, 9]

@@ -8,14 +8,8 @@ import pytest
 from flowrl.algo.filters import zero_variance
 from flowrl.algo.maps import cosine_length, repetition, soft_overlong, stop_properly, words
 from flowrl.algo.resolve import resolve_filter
-from flowrl.specs import (
-    CosineLength,
-    Difficulty,
-    Repetition,
-    SoftOverlong,
-    StopProperly,
-    ZeroVariance,
-)
+from flowrl.specs.filters import Difficulty, ZeroVariance
+from flowrl.specs.maps import CosineLength, Repetition, SoftOverlong, StopProperly
 
 
 def test_the_overlong_penalty_grows_over_its_buffer_and_stops_at_its_factor() -> None:

@@ -11,16 +11,12 @@ import pytest
 from flowrl.algo.resolve import _TABLE
 from flowrl.graph import Graph, Level, Node, Op, format_graph, parse
 from flowrl.ids import NodeId
-from flowrl.specs import (
+from flowrl.specs import KL, GroupRelative, Spec, spec_from_json
+from flowrl.specs.advantage import (
     GAE,
     GPG,
-    KL,
-    BestAndWorst,
-    CosineLength,
-    Difficulty,
     Distill,
     GroupInGroup,
-    GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,
@@ -29,16 +25,10 @@ from flowrl.specs import (
     PassAtK,
     ReinforcePP,
     ReMax,
-    Repetition,
-    SoftOverlong,
-    Spec,
-    StopProperly,
-    Threshold,
-    Top,
-    ZeroVariance,
-    spec_from_json,
 )
 from flowrl.specs.base import wrong_fields
+from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, Top, ZeroVariance
+from flowrl.specs.maps import CosineLength, Repetition, SoftOverlong, StopProperly
 
 SPECS: list[Spec] = [
     GroupRelative(std="group_others", mean="group_others", zero_std="divide", variance_floor=1e-6),

@@ -11,24 +11,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.algo.advantages import (
-    AdvantageBatch,
-    Turns,
+from flowrl.algo.advantages import AdvantageBatch, Turns, rewards_to_go, token_rewards, whiten
+from flowrl.algo.advantages.batch import last_token
+from flowrl.algo.advantages.token import (
+    estimate,
     gae,
     group_in_group,
+    length_lambda,
     optimal_token_baseline,
     reinforce_pp,
     remax,
-    rewards_to_go,
-    token_rewards,
-    whiten,
+    turn_returns,
 )
-from flowrl.algo.advantages.batch import last_token
-from flowrl.algo.advantages.token import estimate, length_lambda, turn_returns
 from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.algo.resolve import resolve_advantage
-from flowrl.specs import GAE, GroupInGroup, OptimalTokenBaseline, ReinforcePP, ReMax
-from flowrl.specs.advantage import Masking
+from flowrl.specs.advantage import (
+    GAE,
+    GroupInGroup,
+    Masking,
+    OptimalTokenBaseline,
+    ReinforcePP,
+    ReMax,
+)
 from flowrl.specs.kl import Estimator
 
 MASKINGS: tuple[Masking, ...] = get_args(Masking)

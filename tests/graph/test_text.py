@@ -26,16 +26,9 @@ from flowrl.graph import (
     graph_to_json,
     parse,
 )
-from flowrl.specs import (
-    KL,
-    Difficulty,
-    GroupRelative,
-    OwnLoss,
-    PolicyClip,
-    Regex,
-    Sampling,
-    ZeroVariance,
-)
+from flowrl.specs import KL, GroupRelative, OwnLoss, PolicyClip, Sampling
+from flowrl.specs.filters import Difficulty, ZeroVariance
+from flowrl.specs.grammar import Regex
 
 names = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
 floats = st.floats(allow_nan=False)

@@ -12,9 +12,10 @@ import flowrl as fl
 from flowrl.errors import GraphError, TraceError
 from flowrl.graph import Graph, Unit, format_graph, parse, verify
 from flowrl.passes import Context, run_passes
-from flowrl.specs import (
+from flowrl.specs import GroupRelative
+from flowrl.specs.advantage import (
     GPG,
-    GroupRelative,
+    AdvantageSpec,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,
@@ -22,7 +23,6 @@ from flowrl.specs import (
     PassAtK,
     ReinforcePP,
 )
-from flowrl.specs.advantage import AdvantageSpec
 
 Make = Callable[..., fl.Advantages]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import flowrl as fl
-from flowrl.specs import KL, CrossEntropy, GroupRelative, PolicyClip, Sampling, ZeroVariance
+from flowrl.specs import KL, CrossEntropy, GroupRelative, PolicyClip, Sampling
+from flowrl.specs.filters import ZeroVariance
 from tests.program.refusals import line_with
 
 HERE = "test_trace.py"

@@ -7,29 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from flowrl.specs import (
+from flowrl.specs import KL, GroupRelative, Sampling, Spec
+from flowrl.specs.advantage import (
     GAE,
     GPG,
-    KL,
-    BestAndWorst,
-    CosineLength,
-    Difficulty,
     Distill,
     GroupInGroup,
-    GroupRelative,
     NormaliseThenSum,
-    RandomK,
     ReinforcePP,
     ReMax,
-    Repetition,
-    Sampling,
-    SoftOverlong,
-    Spec,
-    StopProperly,
-    Top,
-    ZeroVariance,
 )
 from flowrl.specs.base import wrong_fields
+from flowrl.specs.filters import BestAndWorst, Difficulty, RandomK, Top, ZeroVariance
 from flowrl.specs.loss import (
     CISPO,
     DPO,
@@ -44,6 +33,7 @@ from flowrl.specs.loss import (
     PolicyClip,
     ValueClip,
 )
+from flowrl.specs.maps import CosineLength, Repetition, SoftOverlong, StopProperly
 
 TINY, INF = 1e-9, math.inf
 NOT_NEGATIVE = ((0.0, 9.0), (-TINY, -INF))

@@ -11,7 +11,7 @@ from flowrl.algo.advantages import AdvantageBatch
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.ids import NodeId
 from flowrl.runtime.driver.payloads import StepBatch
-from flowrl.specs import LengthWeighted, ReinforcePP
+from flowrl.specs.advantage import LengthWeighted, ReinforcePP
 from tests.runtime.node_world import MASK, Worker, lowered, program_of, samples
 from tests.runtime.tiny_runs import WatchedDisplay, write_config
 

@@ -11,7 +11,14 @@ from flowrl.algo.maps import MapBatch
 from flowrl.algo.resolve import resolve_map
 from flowrl.algo.user_functions import check_per_sample
 from flowrl.errors import DataError, TraceError
-from flowrl.specs import CosineLength, Repetition, SoftOverlong, StopProperly, UserMap, WeightedSum
+from flowrl.specs.maps import (
+    CosineLength,
+    Repetition,
+    SoftOverlong,
+    StopProperly,
+    UserMap,
+    WeightedSum,
+)
 from flowrl.testing import check_map
 
 mark = UserMap.mark

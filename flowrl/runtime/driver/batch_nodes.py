@@ -26,7 +26,8 @@ from flowrl.ids import NodeId
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch
-from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec, MaxRL
+from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec
+from flowrl.specs.advantage import MaxRL
 from flowrl.specs.maps import OwnMap, split_key
 
 __all__ = [

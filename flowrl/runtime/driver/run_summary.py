@@ -16,7 +16,7 @@ from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import EvaluationRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder, installed_versions
 from flowrl.runtime.driver.step_report import UNNAMED_TOKENS, StepResult
-from flowrl.specs import Difficulty, Threshold
+from flowrl.specs.filters import Difficulty, Threshold
 from flowrl.wording import counted, percent
 
 __all__ = [

@@ -25,7 +25,6 @@ import numpy as np
 from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask
 from flowrl.backend.environment import EnvironmentState, Observation, Outcome, Said
 from flowrl.backend.protocols import Finished
-from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.specs import FinishReason
@@ -72,10 +71,6 @@ class EpisodeFailure:
     kind: FailureKind
     message: str
     frames: tuple[str, ...] = ()
-
-    def error(self) -> RewardError:
-        """Returns the failure as an error that names the sample."""
-        return RewardError(f"the environment {self.message}", where=f"sample {self.sample}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ it, because a plan is never run in another way than it is written.
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from flowrl.compiler import CompiledStage
 from flowrl.cost.layout import Layout
@@ -46,10 +47,7 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
     base = stage.local.base
     _require_kind(stage, where)
     _require_same(f"{where}: graph", plan.graph, base.graph)
-    for name in (field.name for field in fields(plan.sizes)):
-        _require_same(
-            f"{where}: sizes.{name}", getattr(plan.sizes, name), getattr(base.sizes, name)
-        )
+    _require_fields(f"{where}: sizes", plan.sizes, base.sizes)
     _require_same(f"{where}: residency", plan.residency, base.residency)
     roles = [placement.role for placement in plan.placements]
     _require_same(f"{where}: placements", roles, [placement.role for placement in base.placements])
@@ -126,6 +124,12 @@ def _require_same(where: str, found: object, expected: object, hint: str = _UNDO
         )
 
 
+def _require_fields(where: str, found: Any, expected: Any) -> None:
+    for field in fields(expected):
+        name = field.name
+        _require_same(f"{where}.{name}", getattr(found, name), getattr(expected, name))
+
+
 def _text(value: object) -> str:
     """Returns a part of a plan as text for people."""
     if isinstance(value, Layout):
@@ -139,38 +143,18 @@ def _text(value: object) -> str:
 
 def _require_placement(placement: Placement, compiled: Placement, where: str) -> None:
     is_model = compiled.head != "none"
-    if is_model and (placement.process != MAIN_PROCESS or placement.replicas != 1):
+    if is_model:  # trained in the executor's own process, on one device
+        _require_same(f"{where}.replicas", placement.replicas, 1)
+        _require_same(f"{where}.devices", len(placement.devices), 1)
+    least, most = min(1, compiled.num_slots), compiled.num_slots
+    if placement.replicas < 1 or not least <= placement.num_slots <= most:
         raise PlanError(
-            "models are trained in the executor's own process",
-            where=f"{where}.process",
-            found=f"process {placement.process!r}, {counted(placement.replicas, 'replica')}",
-            expected=f"process {MAIN_PROCESS!r}, 1 replica",
-            hint="other processes can generate: see the operation that generates",
-        )
-    if is_model and len(placement.devices) != 1:
-        raise PlanError(
-            "a model has one device here",
-            where=f"{where}.devices",
-            found=", ".join(placement.devices) or "none",
-            expected=", ".join(compiled.devices),
-            hint="name one device",
-        )
-    if placement.replicas < 1 or (placement.num_slots < 1 <= compiled.num_slots):
-        raise PlanError(
-            "too small a number",
+            "memory is planned for another number of samples at once, or a role has no worker",
             where=f"{where}.{'replicas' if placement.replicas < 1 else 'num_slots'}",
             found=f"{placement.replicas} replicas, {placement.num_slots} slots",
-            expected="at least 1 of each",
-            hint="write 1 or more",
-        )
-    if placement.num_slots > compiled.num_slots >= 1:
-        raise PlanError(
-            "more samples at once than memory is planned for",
-            where=f"{where}.num_slots",
-            found=str(placement.num_slots),
-            expected=f"at most {compiled.num_slots}, as the configuration has it",
-            hint=f"write fewer, or set roles.{placement.role}.num_slots={placement.num_slots} and "
-            "make the plan again: flowrl plan CONFIG -o FILE",
+            expected=f"at least 1 of each, and at most {most} slots, as the configuration has it",
+            hint=f"for more slots, set roles.{placement.role}.num_slots and make the plan again: "
+            "flowrl plan CONFIG -o FILE",
         )
     # What a run takes from the plan.
     masked = replace(
@@ -180,10 +164,7 @@ def _require_placement(placement: Placement, compiled: Placement, where: str) ->
         num_slots=compiled.num_slots,
         replicas=compiled.replicas,
     )
-    for field in fields(masked):
-        _require_same(
-            f"{where}.{field.name}", getattr(masked, field.name), getattr(compiled, field.name)
-        )
+    _require_fields(where, masked, compiled)
 
 
 def _require_operation(
@@ -203,10 +184,7 @@ def _require_operation(
         replicas = plan.placement(operation.role).replicas
         hint = f"it is replicas of placement {operation.role}: give both one value"
         _require_same(f"{where}.replicas", operation.replicas, replicas, hint)
-    for field in fields(masked):
-        _require_same(
-            f"{where}.{field.name}", getattr(masked, field.name), getattr(compiled, field.name)
-        )
+    _require_fields(where, masked, compiled)
 
 
 def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: bool) -> None:
@@ -254,21 +232,15 @@ def _require_engines_of(
             expected=f"{MAIN_PROCESS!r}, or any other name",
             hint=f"name it {operation.node}",
         )
-    if engines.processes == 0 and (operation.replicas != 1 or operation.cores):
+    num_engines = max(1, engines.processes)
+    if (operation.replicas, operation.cores) != (num_engines, engines.cores):
         raise PlanError(
-            "the main process generates with one engine, on whatever core it is",
-            where=f"{at}.process",
-            found=f"{counted(operation.replicas, 'replica')}, cores {list(operation.cores)}",
-            hint=f"give the operation a process of its own, such as {operation.node!r}",
-        )
-    if (operation.replicas, operation.cores) != (max(1, engines.processes), engines.cores):
-        raise PlanError(
-            "the rollouts of one role have the same engines",
+            f"{operation.role} generates with {counted(num_engines, 'engine')} in all its rollouts",
             where=f"{at}.replicas",
             found=f"{counted(operation.replicas, 'replica')}, cores {list(operation.cores)}",
-            expected=f"{counted(max(1, engines.processes), 'replica')}, cores "
-            f"{list(engines.cores)}",
-            hint=f"give all operations that generate with {operation.role} the same",
+            expected=f"{counted(num_engines, 'replica')}, cores {list(engines.cores)}",
+            hint="several engines, or cores, need a process other than "
+            f"{MAIN_PROCESS!r}, the same for all operations that generate with the role",
         )
     if len(operation.cores) not in (0, operation.replicas):
         raise PlanError(
@@ -316,9 +288,4 @@ def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> Non
                 hint=f"write transport: {expected}, or let another process generate",
             )
         masked = replace(route, transport=compiled.transport)
-        for field in fields(masked):
-            _require_same(
-                f"{key}.{i}.{field.name}",
-                getattr(masked, field.name),
-                getattr(compiled, field.name),
-            )
+        _require_fields(f"{key}.{i}", masked, compiled)

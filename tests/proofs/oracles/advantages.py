@@ -13,20 +13,18 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo.advantages import (
-    AdvantageBatch,
+from flowrl.algo.advantages import AdvantageBatch, rewards_to_go, token_rewards, whiten
+from flowrl.algo.advantages.group import (
+    centre_scores,
     gpg,
     leave_one_out,
     length_weighted,
     max_rl,
     normalise_then_sum,
     pass_at_k,
-    rewards_to_go,
-    token_rewards,
+    standardise,
     weighted_sum,
-    whiten,
 )
-from flowrl.algo.advantages.group import centre_scores, standardise
 from flowrl.algo.advantages.token import estimate, length_lambda, optimal_baseline
 from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.specs.advantage import (
