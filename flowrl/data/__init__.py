@@ -15,7 +15,6 @@ from flowrl.data.cursor import (
     PromptSet,
     TooLong,
     encode_prompts,
-    encode_row,
     encoded_rows,
     fingerprint,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "build_tokenizer",
     "check_model_folder",
     "encode_prompts",
-    "encode_row",
     "encoded_rows",
     "fingerprint",
     "load_rows",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
-from typing import overload
 
 from flowrl.backend.batch import Ints
 from flowrl.config.data import ArithmeticData
 from flowrl.data.row_order import permutation
-from flowrl.data.rows import Row, RowNeeds, Rows, Split
+from flowrl.data.rows import Row, RowNeeds, Rows, RowSequence, Split
 from flowrl.errors import DataError
 
 __all__ = ["arithmetic_rows"]
@@ -21,7 +19,7 @@ _MISTAKES = (1, 2, 9, 10, 11, 20)
 """The usual errors of wrong sums: a little in the last place, in the one before it, or in both."""
 
 
-class _Sums(Sequence[Row]):
+class _Sums(RowSequence):
     """Rows made on demand: three digits have a million pairs.
 
     For pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
@@ -35,14 +33,6 @@ class _Sums(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self._sums) * (_TIMES if self._pairs else 1)
-
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
-        chosen = range(len(self))[place]
-        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
 
     def _row(self, index: int) -> Row:
         digits = self._digits

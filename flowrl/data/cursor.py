@@ -28,7 +28,6 @@ __all__ = [
     "PromptSet",
     "TooLong",
     "encode_prompts",
-    "encode_row",
     "encoded_rows",
     "fingerprint",
 ]
@@ -123,21 +122,6 @@ class PromptSet:
         return [_item(epoch, prompt) for prompt in self.prompts]
 
 
-def encode_row(row: Row, tokenizer: Tokenizer, data: DataConfig) -> Ints:
-    """Returns int64 `[P]`, all tokens of a row's prompt, also where it is too long.
-
-    Raises:
-        DataError: The tokenizer or its chat template cannot take the prompt.
-    """
-    return tokenizer.encode_prompt(
-        row.messages or row.prompt,
-        data.chat_template,
-        tools=row.tools,
-        args=data.chat_args,
-        prefix=data.response_prefix,
-    )
-
-
 def encoded_rows(
     rows: Iterable[Row],
     tokenizer: Tokenizer,
@@ -148,7 +132,8 @@ def encoded_rows(
 ) -> Iterator[tuple[int, Row, Ints]]:
     """Yields the place of each row, the row and all tokens of its prompt.
 
-    Rows that cannot be encoded are bad rows.
+    A row with a character that the tokenizer does not know, or with a response that has the end
+    token in its text, is a bad row: it is left out and counted.
 
     Args:
         needs: The responses of a row that the tokenizer must know; by default none.
@@ -159,7 +144,13 @@ def encoded_rows(
     needs = RowNeeds(answer=False, solution=False) if needs is None else needs
     for place, row in enumerate(rows):
         try:
-            ids = encode_row(row, tokenizer, data)
+            ids = tokenizer.encode_prompt(
+                row.messages or row.prompt,
+                data.chat_template,
+                tools=row.tools,
+                args=data.chat_args,
+                prefix=data.response_prefix,
+            )
             for text in needs.responses_of(row):
                 tokenizer.check_response(text)
         except DataError as reason:
@@ -177,13 +168,7 @@ def encode_prompts(
     *,
     needs: RowNeeds | None = None,
 ) -> PromptSet:
-    """Tokenises every prompt once.
-
-    A row with a character that the tokenizer does not know, or with a response that has the end
-    token in its text, is a bad row: it is left out and added to those of `rows`.
-
-    Args:
-        needs: The responses of a row that the tokenizer must know; by default none.
+    """Tokenises every prompt once; bad rows are added to those of `rows` (see `encoded_rows`).
 
     Raises:
         DataError: One bad row too many, with its file and line; a prompt that is too long, if

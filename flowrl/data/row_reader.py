@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import overload
 
 from flowrl.algo.numbers import answer_number
 from flowrl.config.data import (
@@ -34,7 +33,7 @@ from flowrl.data.conversations import (
 )
 from flowrl.data.formats import open_data_file
 from flowrl.data.row_file import DataFile, Fields, excerpt
-from flowrl.data.rows import BadRows, MixedRows, Row, RowNeeds, Rows, Split
+from flowrl.data.rows import BadRows, MixedRows, Row, RowNeeds, Rows, RowSequence, Split
 from flowrl.data.sources import files_of_path, files_of_source
 from flowrl.data.templates import Template, field_number, field_text, field_value
 from flowrl.errors import DataError
@@ -170,7 +169,7 @@ def _read(
     return Rows(rows, source=name, bad=bad, num_out_of_band=out_of_band, num_read=num_read)
 
 
-class _StoredRows(Sequence[Row]):
+class _StoredRows(RowSequence):
     """Rows that are read again from their files when they are asked for."""
 
     def __init__(self, files: Sequence[DataFile], builder: RowBuilder) -> None:
@@ -184,14 +183,6 @@ class _StoredRows(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self._stored) // 4
-
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
-        chosen = range(len(self))[place]
-        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
 
     def __iter__(self) -> Iterator[Row]:
         """Yields all rows in one pass over the files, which is faster than one by one."""

@@ -7,6 +7,7 @@ and line, and past `data.max_bad_rows` reading stops with a `DataError` that nam
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Literal, TypeAlias, overload
 from flowrl.data.conversations import Message, message_text
 from flowrl.errors import DataError
 
-__all__ = ["BadRows", "MixedRows", "Row", "RowNeeds", "RowProblem", "Rows", "Split"]
+__all__ = ["BadRows", "MixedRows", "Row", "RowNeeds", "RowProblem", "RowSequence", "Rows", "Split"]
 
 Split: TypeAlias = Literal["train", "eval"]
 
@@ -122,7 +123,22 @@ class BadRows:
             ) from None
 
 
-class Rows(Sequence[Row]):
+class RowSequence(Sequence[Row], ABC):
+    """Rows that are made when they are asked for."""
+
+    @abstractmethod
+    def _row(self, place: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        chosen = range(len(self))[place]
+        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
+
+
+class Rows(RowSequence):
     """The usable rows of a source, in its order, and the problems met on the way.
 
     Attributes:
@@ -155,28 +171,17 @@ class Rows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> Rows: ...
-    def __getitem__(self, place: int | slice) -> Row | Rows:
-        if isinstance(place, slice):
-            return Rows(
-                self._rows[place],
-                source=self.source,
-                bad=self.bad,
-                num_out_of_band=self.num_out_of_band,
-            )
-        return self._rows[place]
-
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows)
+
+    def _row(self, place: int) -> Row:
+        return self._rows[place]
 
     def __repr__(self) -> str:
         return f"Rows({self.source!r}, {len(self)} rows, {len(self.problems)} problems)"
 
 
-class MixedRows(Sequence[Row]):
+class MixedRows(RowSequence):
     """The rows of several sources, one source after the other.
 
     Args:
@@ -192,21 +197,13 @@ class MixedRows(Sequence[Row]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
-        chosen = range(len(self))[place]
-        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
-
     def __iter__(self) -> Iterator[Row]:
-        for (name, rows), offset in zip(self._parts, self._offsets, strict=False):
-            for row in rows:
-                yield replace(row, index=row.index + offset, source=name)
+        for part, (_, rows) in enumerate(self._parts):
+            yield from (self._of(part, row) for row in rows)
 
     def _row(self, place: int) -> Row:
         part = bisect_right(self._ends, place)
-        name, rows = self._parts[part]
-        row = rows[place - (self._ends[part - 1] if part else 0)]
-        return replace(row, index=row.index + self._offsets[part], source=name)
+        return self._of(part, self._parts[part][1][place - (self._ends[part - 1] if part else 0)])
+
+    def _of(self, part: int, row: Row) -> Row:
+        return replace(row, index=row.index + self._offsets[part], source=self._parts[part][0])

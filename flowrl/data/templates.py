@@ -10,6 +10,7 @@ A field inside others is named by its path: `reward_model.ground_truth`, `prompt
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from flowrl.config.data import PRESETS
+from flowrl.data.row_file import excerpt
 from flowrl.errors import ConfigError, DataError
 from flowrl.wording import listing, suggestion
 
@@ -142,7 +144,7 @@ def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
         return str(value)
     raise DataError(
         f"field {name!r}, which {key} reads, is neither text nor a number",
-        found=f"{_json_kind(value)} {_excerpt(value)}",
+        found=_described(value),
         hint=f"change {key} or the row",
     )
 
@@ -158,7 +160,7 @@ def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
         return float(value)
     raise DataError(
         f"field {name!r}, which {key} reads, is no number",
-        found=f"{_json_kind(value)} {_excerpt(value)}",
+        found=_described(value),
         hint=f"change {key} or the row",
     )
 
@@ -192,21 +194,15 @@ def _is_index(part: str, length: int) -> bool:
 def _missing(
     fields: Mapping[str, object], before: Sequence[str], value: object, name: str, *, key: str
 ) -> DataError:
+    what = f"the row has no field {name!r}, which {key} reads"
     if not before:
         preset = _fitting_preset(fields)
+        columns = preset and f"the row has the columns of data.preset={preset}"
+        hints = filter(None, (suggestion(name, fields), columns))
         return DataError(
-            f"the row has no field {name!r}, which {key} reads",
+            what,
             found=f"fields {listing(fields)}" if fields else "no fields",
-            hint="; ".join(
-                filter(
-                    None,
-                    (
-                        suggestion(name, fields),
-                        preset and f"the row has the columns of data.preset={preset}",
-                    ),
-                )
-            )
-            or f"change {key} or the row",
+            hint="; ".join(hints) or f"change {key} or the row",
         )
     match value:
         case Mapping():
@@ -214,10 +210,9 @@ def _missing(
         case list():
             found = f"a list of {len(value)}"
         case _:
-            found = f"{_json_kind(value)} {_excerpt(value)}"
+            found = _described(value)
     return DataError(
-        f"the row has no field {name!r}, which {key} reads: {'.'.join(before)} has no "
-        f"{name.split('.')[len(before)]!r}",
+        f"{what}: {'.'.join(before)} has no {name.split('.')[len(before)]!r}",
         found=found,
         hint=f"change {key} or the row",
     )
@@ -242,23 +237,14 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int) or math.isfinite(value)
 
 
-def _json_kind(value: object) -> str:
+def _described(value: object) -> str:
+    """Returns what a value is, in the words of JSON, and its beginning."""
     match value:
         case None | bool():
-            return "the value"
+            return f"the value {json.dumps(value)}"
         case dict():
-            return "an object"
+            return f"an object {excerpt(repr(value))}"
         case list():
-            return "an array"
+            return f"an array {excerpt(repr(value))}"
         case _:
-            return f"a {type(value).__name__}"
-
-
-def _excerpt(value: object) -> str:
-    text = (
-        {None: "null", True: "true", False: "false"}.get(value)
-        if value is None or isinstance(value, bool)
-        else repr(value)
-    )
-    assert text is not None
-    return text if len(text) <= 60 else text[:57] + "..."
+            return f"a {type(value).__name__} {excerpt(repr(value))}"
