@@ -3,7 +3,7 @@
 A comment directly above a block holds one directive a line:
 
     <!-- file: NAME -->         the block is the file NAME, and nothing more
-    <!-- run with: WORDS -->    WORDS are added to each `flowrl run` of the block, to shorten it
+    <!-- run with: WORDS -->    WORDS are added to each `flowrl run` and `flowrl simulate`
     <!-- numbers vary -->       shown and real output are compared with every number masked
     <!-- not run: REASON -->    the block is not executed, for a reason that readers may see
     <!-- made by: COMMAND -->   the block is what COMMAND prints

@@ -25,6 +25,7 @@ from flowrl.cli import main
 from flowrl.compiler import lower
 from flowrl.program import Workflow
 from tests.docs.markdown import Block, Command, commands_of
+from tests.sim.quick_profiles import quick_profiles
 
 __all__ = ["Workplace", "assert_shown", "workplace"]
 
@@ -73,7 +74,7 @@ class Workplace:
     def _command(self, command: Command, block: Block) -> None:
         words = shlex.split(command.text, comments=True)
         if words[0] == "flowrl":
-            if words[1:2] == ["run"]:
+            if words[1:2] in (["run"], ["simulate"]):
                 words += shlex.split(block.directives.get("run with", ""))
             code, real = _flowrl(words[1:])
         elif words[:2] == ["pip", "install"]:
@@ -186,7 +187,7 @@ def workplace(folder: Path, repository: Path) -> Iterator[Workplace]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, environment.get("PYTHONPATH")]))
     os.environ["COLUMNS"] = "100"
     try:
-        with contextlib.chdir(folder):
+        with contextlib.chdir(folder), quick_profiles():
             yield place
     finally:
         sys.path[:] = paths

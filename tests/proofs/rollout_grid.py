@@ -167,7 +167,10 @@ WHOLE = _grid(
     (AMPLE, 4.0, 2.0, 1.2),
     4096,
 )
-PART = _grid((1, 8), (32,), (16,), (0.3, 1.5), (AMPLE, 1.2), 256)
+PART = [
+    *_grid((1,), (32,), (16,), (1.5,), (AMPLE, 1.2), 256),
+    *_grid((8,), (32,), (16,), (0.3, 1.5), (AMPLE, 1.2), 256),
+]
 
 
 def check_case(case: RolloutCase) -> RolloutCheck:

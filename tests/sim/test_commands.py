@@ -14,6 +14,7 @@ import yaml
 from flowrl.cli import main
 from flowrl.sim.profile import load_profile
 from tests.runtime.tiny_runs import tiny_config, write_config
+from tests.sim.quick_profiles import quick_profiles
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -295,9 +296,9 @@ def test_a_profile_is_of_this_machine_and_of_models_that_have_weights(place, cap
     assert "(data.train=none.jsonl): no such data file" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_profile_is_measured_and_then_used(place, capsys):
-    assert flowrl("profile", "tiny.yaml", "roles.spare={copy_of: actor}") == 0
+    with quick_profiles():
+        assert flowrl("profile", "tiny.yaml", "roles.spare={copy_of: actor}") == 0
     out, err = capsys.readouterr()
     # The short runs of a profile are of configs that nobody wrote.
     assert err.count("uses the role spare") == 1
