@@ -200,6 +200,72 @@ class JsonSchemaMatch(Term):
     schema_file: str | None = None
 
 
+class CodeTests(Term):
+    """1 where the response's program passes its unit tests, in a sandbox.
+
+    Attributes:
+        tests: Field of the row with the tests.
+        partial: The value is the share of tests that pass.
+        test_s: Seconds that one test may take; `timeout_s` limits all of them.
+        memory_gb: Gigabytes that a program may allocate.
+    """
+
+    kind: Literal["code"]
+    name: str = "accuracy"
+    tests: str = "tests"
+    partial: bool = False
+    test_s: Float = Field(default=4.0, gt=0)
+    memory_gb: Float = Field(default=1.0, gt=0)
+
+
+class RemoteTerm(Term):
+    """Base of the terms that a server computes.
+
+    Attributes:
+        url: Address of the service, `http://HOST:PORT/PATH`.
+        concurrency: Requests at once, of each scorer process.
+        retries: Further attempts of a request without an answer.
+        request_s: Seconds that an answer may take; `timeout_s` limits a sample, attempts included.
+        cache: Answers that are kept for equal requests.
+    """
+
+    bounds: ClassVar[tuple[float, float] | None] = None
+    reads_answer: ClassVar[bool] = True
+
+    name: str = "judge"
+    url: str
+    concurrency: Int = Field(default=16, ge=1)
+    retries: Int = Field(default=2, ge=0)
+    request_s: Float = Field(default=30.0, gt=0)
+    cache: Int = Field(default=10_000, ge=0)
+    timeout_s: Float | None = Field(default=120.0, gt=0)
+
+
+class HttpReward(RemoteTerm):
+    """The score that a service returns for a sample."""
+
+    kind: Literal["http"]
+
+
+class JudgeReward(RemoteTerm):
+    """The score that a language model gives, by the chat interface of OpenAI.
+
+    Attributes:
+        model: Name of the model at the server.
+        template: The question; `{prompt}`, `{response}` and `{answer}` are replaced.
+        pattern: An expression whose last match in the model's answer is the score: its first group.
+        max_tokens: Length of the model's answer.
+        api_key_env: Environment variable with the key; none sends no key.
+    """
+
+    kind: Literal["judge"]
+    model: str
+    template: str
+    pattern: Annotated[str, AfterValidator(_regular_expression)] = r"(-?\d+(?:\.\d+)?)"
+    max_tokens: Int = Field(default=512, ge=1)
+    api_key_env: str | None = None
+
+
 class PythonReward(Term):
     """The user's own function `FILE.py:NAME`; `flowrl.config.reward_signatures` has its forms.
 
@@ -320,6 +386,9 @@ RewardTerm: TypeAlias = Annotated[
         | RegexMatch
         | TagsMatch
         | JsonSchemaMatch
+        | CodeTests
+        | HttpReward
+        | JudgeReward
         | PythonReward
         | OverlongTerm
         | RepetitionTerm

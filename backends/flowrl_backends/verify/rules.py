@@ -11,6 +11,8 @@
     format          the whole response matches a pattern; the dot matches newlines
     tags            the response is its tags, such as `<think>` and `<answer>`, each once
     json_schema     the response is JSON that a schema allows
+    code            the response's program passes its unit tests
+    http, judge     (the score of a service, or of a language model that is asked)
     python          (any number that the user's function returns)
     verl_gsm8k_strict, ...   (the score of another library's function)
 
@@ -33,9 +35,11 @@ from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import ConfigError, RewardError
 from flowrl.wording import listing, one_of_them
 from flowrl_backends.verify import math_verify_calls
+from flowrl_backends.verify.code_tests import CodeTests
 from flowrl_backends.verify.mathematics import final_answer, mathematics
 from flowrl_backends.verify.options import TermOptions
 from flowrl_backends.verify.peers import PEERS
+from flowrl_backends.verify.remote import HttpReward, JudgeReward
 from flowrl_backends.verify.shaping import PENALTIES, TRANSFORMATIONS
 from flowrl_backends.verify.user_function import UserFunction
 
@@ -267,5 +271,8 @@ _OPENERS: dict[str, Callable[[TermOptions], Rule | BatchRule]] = {
     "format": _format,
     "tags": _tags,
     "json_schema": _json_schema,
+    "code": CodeTests,
+    "http": HttpReward,
+    "judge": JudgeReward,
     "python": _python,
 }
