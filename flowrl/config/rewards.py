@@ -106,7 +106,7 @@ class MathMatch(AnswerTerm):
 
 
 class PeerMatch(AnswerTerm):
-    """The score of another library's function; see docs/rewards.md."""
+    """The score of another library's function, which `flowrl_backends.verify.peers` describes."""
 
     kind: Literal[
         "verl_gsm8k_strict",

@@ -3,6 +3,7 @@
     checkpoints/0003-grpo-step120/
         actor/ ...          what each worker saved, one folder a role; of the torch backend,
                             actor/model is a Hugging Face folder
+        unused-samples/ ... samples that were generated and not used, one folder a rollout
         state.json          the driver's own state: data cursor, scheduler, counters
         MANIFEST.json       written last: format, position, size and SHA-256 of every file
 

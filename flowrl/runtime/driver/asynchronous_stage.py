@@ -5,7 +5,7 @@
     engine processes    | generate all the time, with their own copy of the weights
 
 A step takes the batch that the scheduler delivers, as soon as it is ready, and learns from it like
-any other stage. Every sample that it learns from is at most `max_staleness` publications old, which
+any other stage. Every sample that it learns from is at most `max_staleness` versions old, which
 is checked once more here, from the versions that the engines have noted with each token.
 
 The samples of a batch depend on which ones were ready first, so two runs with one seed differ. Two
@@ -214,7 +214,7 @@ class AsynchronousStage(Stage):
 
 
 def checked_ages(collected: CollectedBatch, max_staleness: int) -> Counter[int]:
-    """Returns the number of consumed samples for each staleness, in publications.
+    """Returns the number of consumed samples for each staleness, in versions.
 
     Raises:
         SchedulerError: one is older than `max_staleness`.

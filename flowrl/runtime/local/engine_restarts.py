@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""Deaths of an engine in a row, without a sample that ended, after which it is given up."""
+"""Failures of an engine, without a finished sample between them, after which it is given up."""
 
 _MAX_TEXT = 200
 
 
 @runtime_checkable
 class Restartable(Protocol):
-    """An engine that can be restarted, empty, with the weights that it served."""
+    """An engine that can be restarted, without samples, with the newest published weights."""
 
     def restart(self) -> None:
         """Closes what is left of it and opens another in its place."""
@@ -156,7 +156,7 @@ class RestartableEngine:
 
     Args:
         open_engine: Opens an engine.
-        serve: Has a new engine serve the weights that the one before it served.
+        serve: Has a new engine serve the newest published weights.
     """
 
     def __init__(
