@@ -3,7 +3,7 @@
 # make test     the tests, on two workers     make check    format, lint, types, layers
 # make test-PACKAGE  the tests of one package, such as test-rollout
 # make test-slow     large cases of tests that `make test` has small ones of
-# make learn    every program learns from a warm start (the tests have two of them)
+# make learn    every program learns from a warm start (`make test-slow` has two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
 #               (the tests run parts)

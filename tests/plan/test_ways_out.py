@@ -85,6 +85,7 @@ def test_of_every_accelerator_of_the_catalogue_software_finds_what_sizes_are_tol
     assert seen == {"cuda", "npu"}
 
 
+@pytest.mark.slow
 def test_hosts_of_the_size_that_is_told_are_enough_and_smaller_ones_are_not(grpo: Graph):
     # 8 x 20 GiB hold a 7B model's update only with its optimizer in the memory of the host.
     small = with_hosts(of_gib(20), 16)

@@ -33,22 +33,21 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 def explore(
     rates: Rates,
     *,
-    examples: int = 30,
-    at_least: int = 10_500,
+    at_least: int,
     fits=lambda rules: True,
     **changes,
 ) -> Tally:
     """Plays episodes of random settings until so many events have happened.
 
     Args:
-        examples: Episodes that Hypothesis draws; further ones follow from fixed seeds.
-        at_least: Events in all.
+        at_least: Events in all. Hypothesis draws an episode for each 350 of them; further episodes
+            follow from fixed seeds.
         fits: Which of the random settings are of interest.
         changes: Rules of the world.
     """
     tally = Tally()
 
-    @settings(max_examples=examples, deadline=None, phases=PHASES)
+    @settings(max_examples=at_least // 350, deadline=None, phases=PHASES)
     @given(seed=st.integers(0, 2**32), size=st.integers(1, 300))
     def run(seed: int, size: int) -> None:
         _play_one(seed, size, rates, fits, tally, changes)

@@ -43,40 +43,54 @@ from tests.proofs.scheduler_episodes import CALM, STORMY
 from tests.proofs.scheduler_world import World, WorldRules
 from tests.rollout.exploration import consumed, explore, makespan
 
+WHOLE = 10_500
 
-def test_1_every_admitted_sample_is_in_exactly_one_state():
-    tally = explore(STORMY)
-    assert tally.checked[1] > 8_000
+
+@pytest.fixture(params=[3_500, pytest.param(WHOLE, marks=pytest.mark.slow)])
+def events(request: pytest.FixtureRequest) -> int:
+    """How many events are explored."""
+    number: int = request.param
+    return number
+
+
+def test_1_every_admitted_sample_is_in_exactly_one_state(events):
+    tally = explore(STORMY, at_least=events)
+    assert tally.checked[1] > 8_000 * events / WHOLE
     assert {"crash", "rewrite", "stall", "StopAsked", "EngineLost"} <= set(tally.seen)
 
 
-def test_2_a_sample_is_consumed_at_most_once_and_late_reports_change_nothing():
-    tally = explore({**STORMY, "late": 10, "repeat": 5, "lose": 3, "crash": 2, "silence": 2})
-    assert tally.checked[2] > 5_000
-    assert min(tally.moves[name] for name in ("late", "repeat", "lose", "crash")) > 100
+def test_2_a_sample_is_consumed_at_most_once_and_late_reports_change_nothing(events):
+    tally = explore(
+        {**STORMY, "late": 10, "repeat": 5, "lose": 3, "crash": 2, "silence": 2}, at_least=events
+    )
+    assert tally.checked[2] > 5_000 * events / WHOLE
+    assert (
+        min(tally.moves[name] for name in ("late", "repeat", "lose", "crash"))
+        > 100 * events / WHOLE
+    )
 
 
-def test_3_no_consumed_sample_is_older_than_the_bound():
+def test_3_no_consumed_sample_is_older_than_the_bound(events):
     rates = {**STORMY, "publish": 8, "early_publish": 2, "ask": 8, "crash": 1.5}
-    tally = explore(rates, fits=lambda rules: rules.max_staleness > 0)
-    assert tally.checked[3] > 2_000
+    tally = explore(rates, fits=lambda rules: rules.max_staleness > 0, at_least=events)
+    assert tally.checked[3] > 2_000 * events / WHOLE
 
 
-def test_4_a_delivered_group_has_exactly_its_members_and_the_others_are_accounted_for():
+def test_4_a_delivered_group_has_exactly_its_members_and_the_others_are_accounted_for(events):
     rates = {**STORMY, "ask": 10, "reward_fail": 2, "stop": 0.1}
-    tally = explore(rates, fits=lambda rules: rules.over_sampling.members > 0)
-    assert tally.checked[4] > 500
+    tally = explore(rates, fits=lambda rules: rules.over_sampling.members > 0, at_least=events)
+    assert tally.checked[4] > 500 * events / WHOLE
 
 
-def test_5_a_batch_has_exactly_the_groups_that_were_asked_for():
+def test_5_a_batch_has_exactly_the_groups_that_were_asked_for(events):
     rates = {**STORMY, "ask": 10, "reward_fail": 1}
-    tally = explore(rates, fits=lambda rules: rules.judges_groups, filter_rate=0.5)
-    assert tally.checked[5] > 500
+    tally = explore(rates, fits=lambda rules: rules.judges_groups, filter_rate=0.5, at_least=events)
+    assert tally.checked[5] > 500 * events / WHOLE
 
 
-def test_6_a_batch_waits_only_for_samples_that_the_next_version_makes_too_old():
-    tally = explore({**STORMY, "ask": 10, "publish": 6, "score": 20, "judge": 16})
-    assert tally.checked[6] > 3_000
+def test_6_a_batch_waits_only_for_samples_that_the_next_version_makes_too_old(events):
+    tally = explore({**STORMY, "ask": 10, "publish": 6, "score": 20, "judge": 16}, at_least=events)
+    assert tally.checked[6] > 3_000 * events / WHOLE
 
 
 def with_a_stuck_sample(rules: SchedulerSettings, seed: int, versions: int) -> World:
@@ -145,33 +159,33 @@ def test_7_a_stuck_sample_blocks_nothing_at_all_where_stragglers_are_dropped_or_
     assert [batch.version for batch in world.reference.delivered] == list(range(staleness + 3))
 
 
-def test_8_after_any_fault_the_run_goes_on_to_its_end():
+def test_8_after_any_fault_the_run_goes_on_to_its_end(events):
     faults = ("lose", "fail", "fail_often", "refuse", "silence", "stick", "crash", "reward_fail")
-    tally = explore({**STORMY, **dict.fromkeys(faults, 3), "leave": 1, "pause": 1})
-    assert tally.checked[8] > 1_000
-    assert min(tally.moves[name] for name in faults) > 300
+    tally = explore({**STORMY, **dict.fromkeys(faults, 3), "leave": 1, "pause": 1}, at_least=events)
+    assert tally.checked[8] > 1_000 * events / WHOLE
+    assert min(tally.moves[name] for name in faults) > 300 * events / WHOLE
 
 
-def test_9_nothing_that_could_run_waits_and_no_deadline_is_forgotten():
+def test_9_nothing_that_could_run_waits_and_no_deadline_is_forgotten(events):
     def has_deadlines(rules):
         return isinstance(rules.quarantine, Quarantine) or rules.patience != Patience()
 
     rates = {**STORMY, "fail_often": 2, "silence": 2, "stick": 1, "tick": 6, "wake": 4, "jump": 1}
-    tally = explore(rates, fits=has_deadlines)
-    assert tally.checked[9] > 3_000
-    assert tally.seen["DeadlineReached"] > 300
+    tally = explore(rates, fits=has_deadlines, at_least=events)
+    assert tally.checked[9] > 3_000 * events / WHOLE
+    assert tally.seen["DeadlineReached"] > 300 * events / WHOLE
 
 
-def test_10_aborts_are_idempotent_and_tokens_join_exactly():
+def test_10_aborts_are_idempotent_and_tokens_join_exactly(events):
     rates = {**STORMY, "abort": 12, "refuse": 4, "publish": 6, "ask": 8, "pause": 1, "leave": 1}
-    tally = explore(rates)
-    assert tally.checked[10] > 8_000
+    tally = explore(rates, at_least=events)
+    assert tally.checked[10] > 8_000 * events / WHOLE
 
 
-def test_11_a_written_state_goes_on_like_the_scheduler_and_the_log_replays_to_it():
-    tally = explore({**STORMY, "crash": 3, "rewrite": 6}, journals=True)
-    assert tally.checked[11] > 500
-    assert tally.seen["crash"] > 100
+def test_11_a_written_state_goes_on_like_the_scheduler_and_the_log_replays_to_it(events):
+    tally = explore({**STORMY, "crash": 3, "rewrite": 6}, journals=True, at_least=events)
+    assert tally.checked[11] > 500 * events / WHOLE
+    assert tally.seen["crash"] > 100 * events / WHOLE
 
 
 @st.composite
