@@ -132,6 +132,36 @@ def _responses(result: RunResult) -> list[str]:
     return [row.response for row in RunFolder.open(result.folder).samples()]
 
 
+def test_reward_functions_of_verl_and_trl_run_unchanged(
+    config: Path, problems: tuple[str, ...], tmp_path: Path
+) -> None:
+    rewards = tmp_path / "borrowed.py"
+    rewards.write_text(
+        "import re\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    found = re.findall(r'#### (-?[0-9.,]+)', solution_str[-300:])\n"
+        "    right = bool(found) and found[-1] == ground_truth.split('#### ')[1]\n"
+        "    return {'score': float(right), 'acc': right}\n"
+        "def without_e(prompts, completions, completion_ids, question, **kwargs):\n"
+        "    assert all(q in p for p, q in zip(prompts, question, strict=True))\n"
+        "    assert all(len(ids) <= 12 for ids in completion_ids)\n"
+        "    return [0.0 if 'e' in text else 1.0 for text in completions]\n"
+    )
+    terms = (
+        f"{{use: '{rewards}:compute_score', name: accuracy}}, "
+        f"{{use: '{rewards}:without_e', weight: 0.5}}"
+    )
+    own = ("stages=[grpo]", f"rewards.terms=[{terms}]", "eval.metric=without_e", "train.steps=1")
+    small = [each for each in SMALL if not each.startswith("stage.")]
+    result = _run(config, tmp_path / "runs", *problems, *small, *FRESH, *own)
+    samples = list(RunFolder.open(result.folder).samples())
+    assert {len(row.terms) for row in samples} == {2}
+    assert {row.terms["without_e"] for row in samples} == {0.0, 1.0}
+    for row in samples:
+        assert row.terms["without_e"] == float("e" not in row.response)
+        assert row.score == row.terms["accuracy"] + 0.5 * row.terms["without_e"]
+
+
 def test_the_config_runs_both_stages_and_leaves_a_whole_run_folder(
     fresh_run: RunResult,
 ) -> None:

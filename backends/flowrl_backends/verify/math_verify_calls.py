@@ -108,8 +108,10 @@ def equal(truth: list[Any], answer: list[Any]) -> bool:
     """
     from math_verify import verify
 
-    gold, found = _with_values_of_percentages(truth), _with_values_of_percentages(answer)
-    return bool(verify(gold, found, timeout_seconds=None))
+    # The text of what was read comes last.
+    if any("%" in each for each in (*truth, *answer) if isinstance(each, str)):
+        truth, answer = _with_values_of_percentages(truth), _with_values_of_percentages(answer)
+    return bool(verify(truth, answer, timeout_seconds=None))
 
 
 def _with_values_of_percentages(expressions: list[Any]) -> list[Any]:
