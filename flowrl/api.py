@@ -26,7 +26,9 @@ from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config, locating
 from flowrl.config.schema import RunConfig
+from flowrl.config.user_functions import reward_reference, with_reward_references
 from flowrl.errors import ConfigError, FlowError
+from flowrl.files import encode_json
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
 from flowrl.plan.check.file_lines import at_line, lines_of
@@ -393,6 +395,7 @@ def run(
     config: ConfigLike,
     *,
     overrides: Sequence[str] = (),
+    rewards: Sequence[Callable[..., object]] = (),
     display: Display | None = None,
     executor: Literal["local", "eager"] | None = None,
 ) -> RunResult:
@@ -402,10 +405,23 @@ def run(
         workflow: The workflow, as for `compile`.
         config: The configuration, as for `compile`.
         overrides: Overrides as `key=value` strings.
+        rewards: Reward functions, in place of the configuration's `rewards.terms`; each is at the
+            top level of a file, which scorer processes run. A term's `use` may be a function too.
         display: The display of progress, as for `Compiled.run`.
         executor: The executor, in place of the configuration's: `eager` runs the program line by
             line.
     """
+    if sys.modules["__main__"].__spec__ is not None and (
+        sys.modules["__main__"].__spec__.name == "flowrl.runtime.scoring.worker"
+    ):
+        raise ConfigError(
+            "a scorer process runs the file of a reward, and the file starts a run",
+            where="fl.run",
+            hint='put the call under `if __name__ == "__main__":`, or the reward into its own file',
+        )
+    if rewards:
+        terms = encode_json([{"use": reward_reference(function)} for function in rewards])
+        overrides = [*overrides, f"rewards.terms={terms}"]
     loaded = _load(config, overrides)
     if executor is not None:
         loaded = _with_executor(loaded, executor)
@@ -539,7 +555,7 @@ def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:
                 )
             return config
         case Mapping():
-            return load_config(None, overrides, base=config)
+            return load_config(None, overrides, base=with_reward_references(config))
     raise ConfigError(
         "this is not a configuration",
         where="config",

@@ -8,7 +8,8 @@ a call defines) is left to the code that opens the file.
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterator
+import inspect
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -28,6 +29,8 @@ __all__ = [
     "environment_problems",
     "reward_problems",
     "reward_reads_answer",
+    "reward_reference",
+    "with_reward_references",
 ]
 
 ENVIRONMENT_OFFERS = {
@@ -75,6 +78,47 @@ def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
         elif not methods[method].decorator_list:
             parameters = _parameters(methods[method], bound=True)
             yield from _not_offered(f"{target}.{method}", parameters, offered, where)
+
+
+def reward_reference(function: object) -> str:
+    """Returns `FILE.py:NAME` of a reward function.
+
+    Raises:
+        ConfigError: It is not at the top level of a Python file.
+    """
+    name = getattr(function, "__name__", "")
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
+    if (
+        file is None
+        or not file.endswith(".py")
+        or not Path(file).is_file()
+        or getattr(function, "__qualname__", "") != name
+        or not name.isidentifier()
+    ):
+        raise ConfigError(
+            "a reward must be a function at the top level of a Python file, which scorer processes "
+            "run",
+            where="rewards",
+            found=repr(function),
+            hint="write it as `def my_reward(response, answer)` into a file, and pass it or name "
+            "it FILE.py:my_reward",
+        )
+    return f"{file}:{name}"
+
+
+def with_reward_references(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the values of a configuration with references to the functions of reward terms."""
+    rewards = config.get("rewards")
+    terms = rewards.get("terms") if isinstance(rewards, Mapping) else None
+    if not isinstance(rewards, Mapping) or not isinstance(terms, list | tuple):
+        return config
+    named = [
+        {**term, "use": reward_reference(term["use"])}
+        if isinstance(term, Mapping) and callable(term.get("use"))
+        else term
+        for term in terms
+    ]
+    return {**config, "rewards": {**rewards, "terms": named}}
 
 
 def reward_reads_answer(target: str) -> bool:

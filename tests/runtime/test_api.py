@@ -49,6 +49,40 @@ def test_a_config_may_be_a_path_a_mapping_or_a_config(tmp_path: Path):
         assert compiled.graph == by_path.graph
 
 
+def even(response: str) -> float:
+    return float(len(response) % 2 == 0)
+
+
+async def solved(solution_str: str, ground_truth: str) -> float:
+    return float(solution_str == ground_truth)
+
+
+def test_reward_functions_are_given_as_they_are(tmp_path: Path):
+    config = {**tiny_config(tmp_path), "args": {}, "stages": ["grpo"], "stage": {}}
+    result = fl.run(
+        mine,
+        config,
+        overrides=["train.steps=1", "eval.metric=even"],
+        rewards=[even, solved],
+        display=WatchedDisplay(),
+    )
+    for row in RunFolder.open(result.folder).samples():
+        assert row.terms == {
+            "even": even(row.response),
+            "solved": float(row.response == row.answer),
+        }
+    terms = [{"use": even, "weight": 0.5}]
+    compiled = fl.compile(mine, {**config, "rewards": {"terms": terms}, "eval": {}})
+    (term,) = compiled.config.rewards.terms
+    assert (term.name, term.model_dump()["function"]) == ("even", f"{__file__}:even")
+
+
+@pytest.mark.parametrize("function", [len, lambda response: 1.0, RunFolder.open])
+def test_a_reward_that_scorer_processes_cannot_find_is_refused(function, tmp_path: Path):
+    with pytest.raises(fl.ConfigError, match="at the top level of a Python file"):
+        fl.run(mine, tiny_config(tmp_path), rewards=[function])
+
+
 def test_overrides_go_over_every_form(tmp_path: Path):
     path = write_config(tmp_path)
     config = load_config(path).config
