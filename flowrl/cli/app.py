@@ -426,6 +426,28 @@ def profile(
     command.run(_config_file(config, "profile"), overrides or [], output, as_json=json)
 
 
+@app.command("import-config")
+def import_config(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A shell script or YAML of the framework.")
+    ],
+    framework: Annotated[
+        str | None,
+        typer.Option("--from", help="verl, slime, mindspeed_rl or mindrlhf; default by content."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the config here, not to standard output."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Turn a configuration of verl, slime, MindSpeed-RL or MindRLHF into a config."""
+    from flowrl.cli import import_config as command
+
+    command.run(file, framework, output, as_json=json)
+
+
 @app.command()
 def why(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],

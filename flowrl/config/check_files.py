@@ -22,6 +22,7 @@ __all__ = [
     "model_folders_exist",
     "names_ray",
     "reward_files_exist",
+    "shape_of",
     "workflow_files_exist",
 ]
 
@@ -118,9 +119,19 @@ def _model_hint(model: str) -> str:
 
 def _shape_hint(name: str) -> str:
     """Returns a hint with the file of `configs/models` for a model's name, or an empty text."""
+    shape = shape_of(name)
+    return f"name {shape}, or " if shape is not None else ""
+
+
+def shape_of(name: str) -> Path | None:
+    """Returns the file of `configs/models` with the sizes of a published model; None without one.
+
+    Args:
+        name: Name of the model, such as `Qwen2.5-7B-Instruct`.
+    """
     stems = sorted(path.stem for path in SHAPES.glob("*.json"))
     prefixes = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]
-    return f"name {SHAPES / max(prefixes, key=len)}.json, or " if prefixes else ""
+    return SHAPES / f"{max(prefixes, key=len)}.json" if prefixes else None
 
 
 def reward_files_exist(loaded: LoadedConfig) -> Problems:

@@ -29,6 +29,7 @@ __all__ = [
     "CONFIG",
     "YAML_SUFFIXES",
     "FileKind",
+    "read_text",
     "read_yaml_file",
     "read_yaml_value",
 ]
@@ -95,7 +96,7 @@ def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Node:
         ConfigError: The file is missing (with the nearest name in its folder), cannot be read, is
             not YAML (with the line), is empty or no mapping, or names a key twice.
     """
-    root = _compose(_read(path, kind), str(path))
+    root = _compose(read_text(path, kind), str(path))
     if root is None and kind.may_be_empty:
         return Node({}, Origin(path))
     if not isinstance(root, yaml.MappingNode):
@@ -148,7 +149,12 @@ _KINDS: dict[type[yaml.Node], str] = {
 }
 
 
-def _read(path: Path, kind: FileKind) -> str:
+def read_text(path: Path, kind: FileKind) -> str:
+    """Returns the text of a file.
+
+    Raises:
+        ConfigError: The file is missing or cannot be read; the message has the nearest name.
+    """
     if path.suffix == ".py":
         raise ConfigError(
             f"this is a Python file, not a {kind.noun}",
