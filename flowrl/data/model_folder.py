@@ -93,11 +93,13 @@ def check_model_folder(folder: Path, *, where: str) -> None:
     """
     if not folder.is_dir():
         raise ConfigError(
-            "no such model folder",
+            "this is a file, without tokenizer and weights"
+            if folder.is_file()
+            else "no such model folder",
             where=where,
             found=str(folder),
-            hint=f"paths are taken from the working folder, {Path.cwd()}; "
-            "models are not downloaded",
+            hint=f"set {where}=FOLDER to a Hugging Face model folder; paths are taken from the "
+            f"working folder, {Path.cwd()}, and models are not downloaded",
         )
     missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
     if missing:

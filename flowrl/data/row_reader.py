@@ -159,12 +159,13 @@ def _read(
     if not rows and band is not None and out_of_band:
         raise band.nothing_left(name)
     if not rows:
+        first = bad.problems[first_bad] if num_read else None
         raise DataError(
             "the data file has no usable row" if num_read else "the data file is empty",
-            where=name,
-            found=bad.problems[first_bad].reason if num_read else None,
+            where=name if first is None else first.where,
+            found=None if first is None else first.reason,
             expected="rows with the fields that the configuration reads",
-            hint=f"point {key} at a file with rows",
+            hint=(first and first.hint) or f"point {key} at a file with rows",
         )
     return Rows(rows, source=name, bad=bad, num_out_of_band=out_of_band, num_read=num_read)
 

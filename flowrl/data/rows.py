@@ -61,11 +61,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProblem:
-    """A row that cannot be used, with its place, the kind of its mistake and the whole reason."""
+    """A row that cannot be used.
+
+    Attributes:
+        where: Its place.
+        what: The kind of its mistake.
+        reason: The mistake with what was found.
+        hint: What to do about it.
+    """
 
     where: str
     what: str
     reason: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +116,9 @@ class BadRows:
             DataError: It is one too many; the error names this row and earlier bad ones.
         """
         reason = "; ".join(part for part in (problem.what, problem.found) if part)
-        self.problems.append(RowProblem(where=where, what=problem.what, reason=reason))
+        self.problems.append(
+            RowProblem(where=where, what=problem.what, reason=reason, hint=problem.hint)
+        )
         bad = len(self.problems)
         if bad > self._max_bad_rows:
             others = ", ".join(p.where for p in self.problems[:-1][:_MAX_SHOWN_PROBLEMS])

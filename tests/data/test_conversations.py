@@ -237,3 +237,10 @@ def test_rows_that_fit_a_preset_are_recognised_where_a_field_is_missing(tmp_path
     row = ROWS[preset][0] if preset in ROWS else PAIRS[preset][0]
     said = refusal(tmp_path, row, prompt="prompt")
     assert said.endswith(f"the row has the columns of data.preset={preset}")
+
+
+def test_where_no_row_is_usable_the_first_says_why_and_what_to_do(tmp_path):
+    said = refusal(tmp_path, ROWS["gsm8k"][0], prompt="promt", max_bad_rows=9)
+    assert "the data file has no usable row" in said
+    assert "no field 'promt', which data.prompt reads" in said
+    assert said.endswith("the row has the columns of data.preset=gsm8k")
