@@ -79,7 +79,10 @@ def good(tmp_path: Path) -> Path:
                 "stages=[a_1, a], stage.a_1.workflow=a and stage.a_1.train",
             ],
         ),
-        ("train=3", ["train must be a mapping", "train.KEY; KEY is one of group_size, max_"]),
+        (
+            "train=3",
+            ["train must be a mapping", "train.KEY; KEY is one of epochs, group_size, max_"],
+        ),
         ("roles=3", ["roles must be a mapping", "write what it holds by name: roles.NAME"]),
         ("stage=grpo", ["stage must be a mapping", "by name: stage.NAME"]),
         ("roles.actor.model=3", ["model must be text or a mapping"]),

@@ -273,4 +273,4 @@ def test_without_the_data_the_error_says_where_it_comes_from(config: Path) -> No
     message = str(caught.value)
     assert "no such data file: nowhere/train.jsonl" in message
     assert "openai/gsm8k" in message
-    assert "set data.train=FILE.jsonl" in message
+    assert "set data.train=FILE" in message

@@ -160,7 +160,8 @@ print(*metadata("flowrl").get_all("Provides-Extra"))
 """
     extras = set(built.python(code).split())
     engines = {"torch", "ray", "sglang", "vllm", "megatron", "npu"}
-    assert extras == {*engines, "grammar", "viz", "aiconfigurator", "dev"}
+    data_and_scores = {"data", "math", "grammar", "tensorboard", "wandb"}
+    assert extras == {*engines, *data_and_scores, "viz", "aiconfigurator", "dev"}
 
 
 def test_the_core_asks_for_no_tensor_library(built: Built) -> None:
