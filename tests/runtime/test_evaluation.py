@@ -64,6 +64,13 @@ def test_a_term_that_is_no_share_of_right_samples_has_no_pass_at_k():
     assert not any(name.startswith("pass@") for name in row.metrics)
 
 
+def test_a_term_that_does_not_apply_to_a_sample_is_no_zero_in_its_mean():
+    without = Payload(item=ITEMS[0], tokens=np.arange(3), score=-1.0, terms={})
+    row = measured([[*samples_of(1, 0), without], [without]])
+    assert row.metrics["right"] == 0.5
+    assert row.metrics["score"] == (0 - 1) / 2
+
+
 def test_the_standard_error_counts_prompts_and_not_samples():
     row = measured([samples_of(1, 1), samples_of(0, 0), samples_of(1, 0)], samples=2)
     # Means of the prompts: 1, 0, 1/2; their deviation is 1/2, over three prompts.

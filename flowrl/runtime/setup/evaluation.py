@@ -128,13 +128,17 @@ def evaluation_row(
             hint="fix the reward function; with rewards.max_failures=0 the run stops at the first",
         )
     groups = [group for group in groups if group]
-    # An environment counts what happens; what never happened in an episode is no term of it.
     names = sorted({name for group in groups for payload in group for name in payload.terms})
     values = {
-        name: [[payload.terms.get(name, 0.0) for payload in group] for group in groups]
+        name: [
+            # An environment counts what happens; what never happened in an episode is no term of
+            # it. A reward's term that does not apply to a sample has no value.
+            [p.terms.get(name, 0.0) for p in group if name in p.terms or p.is_episode]
+            for group in groups
+        ]
         for name in names
     }
-    by_prompt = {name: [float(np.mean(group)) for group in values[name]] for name in names}
+    by_prompt = {name: [float(np.mean(group)) for group in values[name] if group] for name in names}
     by_prompt["score"] = [float(np.mean([p.score for p in group])) for group in groups]
     by_prompt["length"] = [float(np.mean([p.num_sampled for p in group])) for group in groups]
     by_prompt["truncated"] = [
