@@ -27,6 +27,9 @@ _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}(~?[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)*)=(.*)", re.DOTALL)
 _LAUNCHER = re.compile(r"(.*/)?train(_async)?\.py|(verl|recipe)\.[\w.]+|(.*/)?main_\w+\.py")
+_SHELL_ONLY = re.compile(r"\d*[<>].*|\$[@*]|\$\{@.*\}")
+"""Redirections, and the arguments of the script itself."""
+_DEEPEST = 3
 _PUNCTUATION = "();&|\n"
 # Parentheses of arithmetic, which would end a word.
 _HIDDEN = str.maketrans("()", "\x01\x02")
@@ -50,8 +53,10 @@ class _Shell:
     arrays: dict[str, list[str]] = field(default_factory=dict)
 
     def expand(self, text: str) -> str:
-        """Replaces variables and arithmetic; what the script does not set stays as it is."""
-        return _VARIABLE.sub(self._replacement, text)
+        """Replaces variables and arithmetic; a variable that the script does not set stays."""
+        for _ in range(_DEEPEST):  # a default may have variables with defaults of their own
+            text = _VARIABLE.sub(self._replacement, text)
+        return text
 
     def _replacement(self, match: re.Match[str]) -> str:
         expression, braced, default, bare = match.groups()
@@ -61,10 +66,8 @@ class _Shell:
                 return str(_calculated(ast.parse(names, mode="eval").body))
             except (ArithmeticError, SyntaxError, ValueError):
                 return f"$(({expression.translate(_SHOWN)}))"
-        value = self.variables.get(braced or bare)
-        if value is None and default is not None:
-            return self.expand(default)
-        return match[0] if value is None else value
+        unset = f"${braced or bare}" if default is None else default
+        return self.variables.get(braced or bare, unset)
 
     def _number(self, match: re.Match[str]) -> str:
         return self.variables.get(match[1], match[0])
@@ -150,6 +153,8 @@ def _options(words: list[str], shell: _Shell) -> dict[str, Value]:
     options: dict[str, Value] = {}
     flag: str | None = None
     for word in _with_arrays(words, shell):
+        if _SHELL_ONLY.fullmatch(word):
+            continue
         override = _OVERRIDE.fullmatch(word)
         if word.startswith("--"):
             flag, equals, text = word.partition("=")

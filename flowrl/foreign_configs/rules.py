@@ -1,13 +1,14 @@
 """The rules that tables name, and the reader of tables.
 
 A table names a rule with its arguments, separated by spaces: `same train.steps`,
-`choice plan.engine vllm sglang`. Each function here returns such a rule.
+`choice plan.engine vllm sglang`. A rule is a function of the value, the settings, and these.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -68,296 +69,218 @@ def left_out(note: str) -> Outcome:
 UNSET = left_out("not set")
 
 
-def left(reason: str) -> Rule:
-    """The key has no counterpart."""
-    return lambda value, settings: left_out(reason)
+def same(value: Value, settings: Settings, *targets: str) -> Outcome:
+    """The value, or the items of a list for several targets, are the same here."""
+    values = value if isinstance(value, list) and len(targets) > 1 else [value] * len(targets)
+    return UNSET if value is None else mapped(dict(zip(targets, values, strict=False)))
 
 
-def same(target: str) -> Rule:
-    """The value is the same here."""
-    return lambda value, settings: UNSET if value is None else mapped({target: value})
-
-
-def items(*targets: str) -> Rule:
-    """The value is a list, of a value for each target."""
-    return lambda value, settings: (
-        mapped(dict(zip(targets, value, strict=False))) if isinstance(value, list) else UNSET
-    )
-
-
-def with_(key: str) -> Rule:
+def with_(value: Value, settings: Settings, key: str) -> Outcome:
     """The rule of another key reads the value."""
-    return lambda value, settings: mapped({}, f"read together with {key}")
+    return mapped({}, f"read together with {key}")
 
 
-def only(*values: str) -> Rule:
+def only(value: Value, settings: Settings, *words: str) -> Outcome:
     """One of these values says what is always so here; others have no counterpart."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if _word(value) in values or (isinstance(value, float) and str(int(value)) in values):
-            return mapped({}, "always so here")
-        return left_out(f"here always {' or '.join(values)}")
-
-    return rule
+    if _word(value) in words:
+        return mapped({}, "always so here")
+    return left_out(f"only {' or '.join(words)} has a counterpart")
 
 
 def _word(value: Value) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _choices(words: Sequence[str]) -> dict[str, object]:
-    pairs = (word.partition("=") for word in words)
-    plain: dict[str, object] = {"true": True, "false": False}
-    return {name: plain.get(to, to) if equals else name for name, equals, to in pairs}
+def choice(value: Value, settings: Settings, target: str, *words: str) -> Outcome:
+    """The value is one of these words; `a=b` is called b here. Without words it is any value."""
+    return _chosen(value, [target], words)
 
 
-def choice(target: str, *words: str) -> Rule:
-    """The value is one of these words; `a=b` is called b here."""
-    return _chosen(lambda settings: [target], words)
+def argument(value: Value, settings: Settings, meaning: str, *words: str) -> Outcome:
+    """The value is an argument of the workflow, with words as those of a choice."""
+    names = ARGUMENTS[settings.workflow].get(meaning, ())
+    if not names:
+        return left_out(f"the workflow {settings.workflow} has no such argument")
+    return _chosen(value, [f"args.{name}" for name in names], words)
 
 
-def argument(meaning: str, *words: str) -> Rule:
-    """The value is an argument of the workflow; words as those of a choice, or any value."""
-    return _chosen(
-        lambda settings: [f"args.{name}" for name in ARGUMENTS[settings.workflow].get(meaning, ())],
-        words,
-    )
+def _chosen(value: Value, targets: Sequence[str], words: Sequence[str]) -> Outcome:
+    pairs = [word.partition("=") for word in words]
+    choices = {name: to if equals else name for name, equals, to in pairs}
+    if choices and _word(value) not in choices:
+        return left_out(f"choices of {targets[0]} are {listing(choices.values())}")
+    return mapped(dict.fromkeys(targets, choices.get(_word(value), value)))
 
 
-def _chosen(targets: Callable[[Settings], Sequence[str]], words: Sequence[str]) -> Rule:
-    choices = _choices(words)
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        names = targets(settings)
-        if not names:
-            return left_out(f"the workflow {settings.workflow} has no such argument")
-        if choices and _word(value) not in choices:
-            return left_out(f"choices of {names[0]} are {listing(map(str, choices.values()))}")
-        return mapped(dict.fromkeys(names, choices.get(_word(value), value)))
-
-    return rule
-
-
-def critic(name: str, *words: str) -> Rule:
+def critic(value: Value, settings: Settings, name: str, *words: str) -> Outcome:
     """Another rule, for workflows with a critic."""
-    inner = RULES[name](*words)
-    return lambda value, settings: (
-        inner(value, settings)
-        if settings.workflow == "ppo"
-        else left_out(f"the workflow {settings.workflow} has no critic")
-    )
+    if settings.workflow == "ppo":
+        return RULES[name](value, settings, *words)
+    return left_out(f"the workflow {settings.workflow} has no critic")
 
 
-def penalty(place: str, switch: str = "") -> Rule:
+def penalty(value: Value, settings: Settings, place: str, switch: str = "") -> Outcome:
     """The coefficient of a KL penalty in `kl_loss`, `kl_reward` or, by the workflow, `kl`."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if switch and not settings.is_on(switch):
-            return left_out(f"without effect unless {switch} is true")
-        own = next((name for name in ARGUMENTS[settings.workflow] if name.startswith("kl_")), None)
-        if own is None:
-            return left_out(f"the workflow {settings.workflow} has no KL penalty")
-        if not value or own.startswith(place):
-            return mapped({"args.kl": value})
-        there, here = (name.removeprefix("kl_") for name in (place, own))
-        note = f"a term of the {there} there, of the {here} in the workflow {settings.workflow}"
-        return changed({"args.kl": value}, note)
-
-    return rule
+    if switch and not settings.is_on(switch):
+        return left_out(f"without effect unless {switch} is true")
+    own = _kl_place(settings)
+    if own is None:
+        return left_out(f"the workflow {settings.workflow} has no KL penalty")
+    if not value or own.startswith(place):
+        return mapped({"args.kl": value})
+    there, here = (name.removeprefix("kl_") for name in (place, own))
+    note = f"a term of the {there} there, of the {here} in the workflow {settings.workflow}"
+    return changed({"args.kl": value}, note)
 
 
-def filtered_groups() -> Rule:
-    """The switch of dynamic sampling: groups of equal scores are replaced by others."""
-    drop = argument("drop_zero_variance")
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        is_on = value not in (None, False)
-        outcome = drop(is_on, settings)
-        if is_on and outcome.writes:
-            return mapped({**outcome.writes, "train.refill": True})
-        return outcome
-
-    return rule
-
-
-def interval(target: str) -> Rule:
-    """Steps between two events; none for a number below 1."""
-    return lambda value, settings: mapped({target: max(value, 0) if isinstance(value, int) else 0})
-
-
-def positive(target: str) -> Rule:
-    """A number that is unlimited below 1."""
-    return lambda value, settings: (
-        mapped({target: value})
-        if isinstance(value, int) and value > 0
-        else left_out(f"unlimited there; {target} has a limit here")
+def kl_form(value: Value, settings: Settings) -> Outcome:
+    """The estimator of the KL penalty, which is fixed by the workflow."""
+    own = _kl_place(settings)
+    names = {"kl_loss": ("low_var_kl", "k3"), "kl_reward": ("kl", "k1")}.get(own or "", ())
+    if value in names:
+        return mapped({}, "always so here")
+    return left_out(
+        f"the workflow {settings.workflow} has {names[-1] if names else 'no KL penalty'}"
     )
 
 
-def share(target: str, of: str) -> Rule:
+def _kl_place(settings: Settings) -> str | None:
+    """Returns `kl_loss` or `kl_reward`; None for a workflow without a penalty."""
+    return next((name for name in ARGUMENTS[settings.workflow] if name.startswith("kl_")), None)
+
+
+def filtered_groups(value: Value, settings: Settings) -> Outcome:
+    """The switch of dynamic sampling: groups of equal scores are replaced by others."""
+    is_on = value not in (None, False)
+    outcome = argument(is_on, settings, "drop_zero_variance")
+    return mapped({**outcome.writes, "train.refill": True}) if is_on else outcome
+
+
+def interval(value: Value, settings: Settings, target: str) -> Outcome:
+    """Steps between two events; none for a number below 1."""
+    return mapped({target: max(value, 0) if isinstance(value, int) else 0})
+
+
+def positive(value: Value, settings: Settings, target: str) -> Outcome:
+    """A number that is unlimited below 1."""
+    if isinstance(value, int) and value > 0:
+        return mapped({target: value})
+    return left_out(f"unlimited there; {target} has a limit here")
+
+
+def share(value: Value, settings: Settings, target: str, of: str) -> Outcome:
     """A number that is here a share of that of another key."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if not isinstance(value, int | float):
-            return UNSET
-        return mapped({target: round(value / settings.number(of), 6)})
-
-    return rule
+    if not isinstance(value, int | float):
+        return UNSET
+    return mapped({target: round(value / settings.number(of), 6)})
 
 
-def sampling(name: str, off: str) -> Rule:
+def sampling(value: Value, settings: Settings, name: str, off: str) -> Outcome:
     """A sampling option that changes the distribution of tokens, unless it has the value `off`."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        is_off = isinstance(value, int | float) and (
-            value == float(off) or (name == "top_k" and value <= 0)
-        )
-        if is_off:
-            return mapped({}, "always so here unless train.sampling has the option")
-        writes = {f"train.sampling.{name}": value, "train.truncated": "ignore"}
-        return changed(
-            writes,
-            "tokens have another distribution than their logprobs; train.truncated=ignore trains "
-            "with that bias, train.truncated=repeat without",
-        )
-
-    return rule
+    if isinstance(value, int | float) and (value == float(off) or (name == "top_k" and value <= 0)):
+        return mapped({}, "always so here, unless train.sampling has the option")
+    return changed(
+        {f"train.sampling.{name}": value, "train.truncated": "ignore"},
+        "tokens have another distribution than their logprobs; train.truncated=ignore trains with "
+        "that bias, train.truncated=repeat without",
+    )
 
 
-def prompts(target: str) -> Rule:
+def prompts(value: Value, settings: Settings, target: str) -> Outcome:
     """A factor of the prompts of a step, of which the table names all."""
-    return lambda value, settings: mapped({target: settings.prompts})
+    return mapped({target: settings.prompts})
 
 
-def _prompts_of_update(value: float, unit: str, factors: Sequence[str], has: Settings) -> float:
-    for factor in factors:
-        name, _, above_one = factor.partition(":")
-        if not above_one or has.number(above_one) > 1:
-            value *= has.number(name)
-    return value / has.number(has.table.group) if unit == "samples" else value
-
-
-def mini_batches(unit: str, *factors: str) -> Rule:
+def mini_batches(value: Value, settings: Settings, unit: str, *factors: str) -> Outcome:
     """The size of an update, in prompts or in samples; here it is their number in a step.
 
     An update has the value times the values of `factors`; of a factor `A:B` only where B is above
     1.
     """
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            return UNSET
-        step = settings.prompts
-        size = _prompts_of_update(value, unit, factors, settings)
-        asked = max(1, round(step / size))
-        updates = max(n for n in range(1, min(asked, step) + 1) if step % n == 0)
-        note = f"{asked} updates do not divide {step} prompts" if updates != asked else ""
-        return mapped({"train.mini_batches": updates}, note)
-
-    return rule
-
-
-def steps(target: str, size: str) -> Rule:
-    """A number of steps, of which each has several updates; here of updates."""
-    updates = mini_batches("prompts")
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if not isinstance(value, int) or value <= 0:
-            return UNSET
-        of_step = updates(settings.values.get(size), settings).writes["train.mini_batches"]
-        assert isinstance(of_step, int)
-        return mapped({target: value * of_step})
-
-    return rule
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return UNSET
+    size: float = value
+    for factor in factors:
+        name, _, above_one = factor.partition(":")
+        if not above_one or settings.number(above_one) > 1:
+            size *= settings.number(name)
+    if unit == "samples":
+        size /= settings.number(settings.table.group)
+    step = settings.prompts
+    asked = max(1, round(step / size))
+    updates = max(n for n in range(1, min(asked, step) + 1) if step % n == 0)
+    note = f"{asked} updates do not divide {step} prompts" if updates != asked else ""
+    return mapped({"train.mini_batches": updates}, note)
 
 
-def epochs(target: str, steps: str = "") -> Rule:
+def steps(value: Value, settings: Settings, target: str, size: str) -> Outcome:
+    """A number of steps, here of updates; `size` is the key of the prompts of an update."""
+    if not isinstance(value, int) or value <= 0:
+        return UNSET
+    return mapped({target: value * max(1, round(settings.prompts / settings.number(size)))})
+
+
+def epochs(value: Value, settings: Settings, target: str, steps: str = "") -> Outcome:
     """Passes over the data, unless the key `steps` overrides them."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if settings.values.get(steps) is not None:
-            return left_out(f"{steps} overrides it")
-        return mapped({target: value})
-
-    return rule
+    if settings.values.get(steps) is not None:
+        return left_out(f"{steps} overrides it")
+    return mapped({target: value})
 
 
-def estimator() -> Rule:
+def estimator(value: Value, settings: Settings) -> Outcome:
     """The advantage estimator, which chooses the workflow."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        stages = {"stages": [settings.workflow]}
-        if str(value) in ESTIMATORS:
-            return mapped(stages | dict(ESTIMATORS[str(value)][1]))
-        similar = meanings("fl.advantage", str(value))
-        program = f"; a program may call {listing(similar)}" if similar else ""
-        return changed(stages, f"no ready-made workflow has this estimator{program}")
-
-    return rule
+    stages = {"stages": [settings.workflow]}
+    if str(value) in ESTIMATORS:
+        return mapped(stages | dict(ESTIMATORS[str(value)][1]))
+    similar = meanings("fl.advantage", str(value))
+    program = f"; a program may call {listing(similar)}" if similar else ""
+    return changed(stages, f"no ready-made workflow has this estimator{program}")
 
 
-def model(role: str = "actor") -> Rule:
+def model(value: Value, settings: Settings, role: str = "actor") -> Outcome:
     """The folder, or the name on the Hub, of a model."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        path, target = str(value), f"roles.{role}.model"
-        shape = None if Path(path).is_dir() else shape_of(Path(path).name)
-        if shape is None:
-            return mapped({target: path}, "a Hugging Face folder; flowrl downloads nothing")
-        return changed(
-            {target: str(shape)},
-            f"no such folder here: the shape of this model can be planned. To run, give a folder "
-            f"with weights, {target}=FOLDER",
-        )
-
-    return rule
+    path, target = str(value), f"roles.{role}.model"
+    shape = None if Path(path).is_dir() else shape_of(Path(path).name)
+    if shape is None:
+        return mapped({target: path}, "a Hugging Face folder; flowrl downloads nothing")
+    return changed(
+        {target: str(shape)},
+        f"no such folder here: the shape of this model can be planned. To run, give a folder with "
+        f"weights, {target}=FOLDER",
+    )
 
 
-def critic_model(actor: str) -> Rule:
+def critic_model(value: Value, settings: Settings, actor: str) -> Outcome:
     """The model of the critic; `actor` is the key of the actor's."""
-    own = model("critic")
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if settings.workflow != "ppo":
-            return left_out(f"the workflow {settings.workflow} has no critic")
-        if value == settings.values.get(actor):
-            return mapped({"roles.critic.copy_of": "actor"})
-        found = own(value, settings)
-        writes = {**found.writes, "roles.critic.copy_of": None}
-        return Outcome(status=found.status, writes=writes, note=found.note)
-
-    return rule
+    if value == settings.values.get(actor):
+        return mapped({"roles.critic.copy_of": "actor"})
+    found = model(value, settings, "critic")
+    return replace(found, writes={**found.writes, "roles.critic.copy_of": None})
 
 
-def files(target: str) -> Rule:
+def files(value: Value, settings: Settings, target: str) -> Outcome:
     """A file of rows, or a list of them, for `data.train` or `data.eval`."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if value is None:
-            return UNSET
-        paths = [str(path) for path in (value if isinstance(value, list) else [value])]
-        return mapped(_sources(target, dict(zip(_names(paths), paths, strict=True))))
-
-    return rule
+    if value is None:
+        return UNSET
+    paths = [str(path) for path in (value if isinstance(value, list) else [value])]
+    return _sources(target, dict(zip(_names(paths), paths, strict=True)))
 
 
-def named_files() -> Rule:
+def named_files(value: Value, settings: Settings) -> Outcome:
     """Pairs of a name and a file of held-out rows."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        words = [str(word) for word in value] if isinstance(value, list) else []
-        if not words or len(words) % 2:
-            return left_out("no pairs of a name and a file")
-        return mapped(_sources("data.eval", dict(zip(words[::2], words[1::2], strict=True))))
-
-    return rule
+    words = [str(word) for word in value] if isinstance(value, list) else []
+    if not words or len(words) % 2:
+        return left_out("no pairs of a name and a file")
+    return _sources("data.eval", dict(zip(words[::2], words[1::2], strict=True)))
 
 
-def _sources(target: str, paths: Mapping[str, str]) -> dict[str, object]:
+def _sources(target: str, paths: Mapping[str, str]) -> Outcome:
     (_, first), *others = paths.items()
     if target == "data.train" and others:
-        return {target: {"kind": "mixture", "sources": dict(paths)}}
-    return {target: first, **{f"eval.sets.{name}.data": path for name, path in others}}
+        return mapped({target: {"kind": "mixture", "sources": dict(paths)}})
+    return mapped({target: first, **{f"eval.sets.{name}.data": path for name, path in others}})
 
 
 def _names(paths: Sequence[str]) -> list[str]:
@@ -370,138 +293,101 @@ def _names(paths: Sequence[str]) -> list[str]:
     ]
 
 
-def tokenised() -> Rule:
+def tokenised(value: Value, settings: Settings) -> Outcome:
     """Data that the framework has turned into tokens beforehand."""
-    return lambda value, settings: changed(
+    return changed(
         {"data.train": str(value)},
         "tokens of an earlier step there; name the file of rows they come from, data.train=FILE",
     )
 
 
-def template(target: str) -> Rule:
+def template(value: Value, settings: Settings, target: str) -> Outcome:
     """The name of a field, which is a template here."""
-    return lambda value, settings: mapped({target: f"{{{value}}}"})
+    return mapped({target: f"{{{value}}}"})
 
 
-def rewards(weights: str = "") -> Rule:
+def rewards(value: Value, settings: Settings, weights: str = "") -> Outcome:
     """The name of a reward function, or a list of them, with their weights."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        listed = value if isinstance(value, list) else [] if value is None else [value]
-        names = [str(name) for name in listed]
-        factors = settings.values.get(weights)
-        factors = factors if isinstance(factors, list) else [1.0] * len(names)
-        kinds = settings.table.rewards
-        terms = {
-            f"rewards.terms.{_term_name(kinds[name])}": {"kind": kinds[name], "weight": factor}
-            for name, factor in zip(names, factors, strict=False)
-            if name in kinds
-        }
-        return _scored(terms, [name for name in names if name not in kinds])
-
-    return rule
-
-
-def _term_name(kind: str) -> str:
-    return "format" if kind.endswith("format") else "accuracy"
-
-
-def _scored(terms: Mapping[str, Mapping[str, object]], missing: Sequence[str]) -> Outcome:
-    """Returns the outcome of reward functions; without a term, the rule `math` scores."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    factors = settings.values.get(weights)
+    factors = factors if isinstance(factors, list) else [1.0] * len(listed)
+    kinds = settings.table.rewards
+    terms: dict[str, object] = {}
+    for name, factor in zip(map(str, listed), factors, strict=False):
+        if name in kinds:
+            own = "format" if kinds[name].endswith("format") else "accuracy"
+            terms[f"rewards.terms.{own}"] = {"kind": kinds[name], "weight": factor}
     notes = []
-    if missing:
+    if missing := [str(name) for name in listed if str(name) not in kinds]:
         notes = [
             f"no term is {listing(missing)}: use a function of your own, {{use: FILE.py:NAME}}"
         ]
-    if not terms or any(term["kind"] == "math" for term in terms.values()):
+    if not terms or "math" in [kinds.get(str(name)) for name in listed]:
         notes.append("the rule math, flowrl's own, scores here")
     writes = terms or {"rewards.terms.accuracy": {"kind": "math"}}
     return changed(writes, "; ".join(notes)) if notes else mapped(writes)
 
 
-def reward_by_source(rows: str) -> Rule:
+def reward_by_source(value: Value, settings: Settings, rows: str) -> Outcome:
     """The reward function that verl chooses by the data_source of each row."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        paths = settings.values.get(rows)
-        kinds = {
-            next(
-                (kind for name, kind in settings.table.rewards.items() if name in str(path)), "math"
-            )
-            for path in (paths if isinstance(paths, list) else [paths])
-        }
-        term = {"kind": kinds.pop() if len(kinds) == 1 else "math"}
-        return changed(
-            {"rewards.terms.accuracy": term},
-            "the data_source of a row chooses its function there; one rule scores all rows here, "
-            "by the names of the files",
-        )
-
-    return rule
+    paths = settings.values.get(rows)
+    known = settings.table.rewards
+    kinds = {
+        next((kind for name, kind in known.items() if name in str(path)), "math")
+        for path in (paths if isinstance(paths, list) else [paths])
+    }
+    return changed(
+        {"rewards.terms.accuracy": {"kind": kinds.pop() if len(kinds) == 1 else "math"}},
+        "the data_source of a row chooses its function there; one rule scores all rows here, by "
+        "the names of the files",
+    )
 
 
-def reward_function(name: str, default: str) -> Rule:
+def reward_function(value: Value, settings: Settings, name: str, default: str) -> Outcome:
     """The file of a reward function; `name` is the key of its name."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if not value:
-            return UNSET
-        use = f"{value}:{settings.values.get(name) or default}"
-        return mapped({"rewards.terms.accuracy": {"use": use}}, "it runs unchanged")
-
-    return rule
+    if not value:
+        return UNSET
+    use = f"{value}:{settings.values.get(name) or default}"
+    return mapped({"rewards.terms.accuracy": {"use": use}}, "it runs unchanged")
 
 
-def overlong(max_tokens: str, buffer: str, factor: str) -> Rule:
+def overlong(value: Value, settings: Settings, max_tokens: str, *keys: str) -> Outcome:
     """The switch of DAPO's penalty on long responses."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        if value is not True:
-            return left_out("off")
-        numbers = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor}
-        term = {"kind": "overlong"} | {to: settings.number(key) for to, key in numbers.items()}
-        return mapped({"rewards.terms.overlong": term})
-
-    return rule
+    if value is not True:
+        return left_out("off")
+    names = ("max_tokens", "buffer", "factor")
+    numbers = zip(names, map(settings.number, (max_tokens, *keys)), strict=True)
+    return mapped({"rewards.terms.overlong": {"kind": "overlong", **dict(numbers)}})
 
 
-def trackers() -> Rule:
+def trackers(value: Value, settings: Settings) -> Outcome:
     """The names of trackers."""
-
-    def rule(value: Value, settings: Settings) -> Outcome:
-        names = [str(name) for name in (value if isinstance(value, list) else [value])]
-        known = [name for name in names if name in ("tensorboard", "wandb")]
-        others = [name for name in names if name not in (*known, "console")]
-        note = f"no tracker here: {listing(others)}" if others else ""
-        return mapped({"tracking.to": known} if known else {}, note)
-
-    return rule
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    known = [name for name in names if name in ("tensorboard", "wandb")]
+    others = [name for name in names if name not in (*known, "console")]
+    note = f"no tracker here: {listing(others)}" if others else ""
+    return mapped({"tracking.to": known} if known else {}, note)
 
 
-def tracker(name: str) -> Rule:
+def tracker(value: Value, settings: Settings, name: str) -> Outcome:
     """The switch of a tracker."""
-    return lambda value, settings: (
-        mapped({"tracking.to": [name]}) if value is True else left_out("off")
-    )
+    return mapped({"tracking.to": [name]}) if value is True else left_out("off")
 
 
-def project(switch: str) -> Rule:
+def project(value: Value, settings: Settings, switch: str) -> Outcome:
     """The project of Weights & Biases; `switch` is the key that turns it on."""
-    return lambda value, settings: (
-        mapped({"tracking.options.wandb.project": value})
-        if value
-        and ("wandb" in str(settings.values.get(switch)) or settings.values[switch] is True)
-        else left_out("runs have no project without wandb")
-    )
+    if value and ("wandb" in str(settings.values.get(switch)) or settings.is_on(switch)):
+        return mapped({"tracking.options.wandb.project": value})
+    return left_out("runs have no project without wandb")
 
 
-RULES: Mapping[str, Callable[..., Rule]] = {
-    function.__name__.rstrip("_"): function
-    for function in (
-        *(same, items, with_, only, choice, argument, critic, penalty, filtered_groups, interval),
-        *(positive, share, sampling, prompts, mini_batches, steps, epochs, estimator, model),
-        *(critic_model, files, named_files, tokenised, template, rewards, reward_by_source),
-        *(reward_function, overlong, trackers, tracker, project),
+RULES: Mapping[str, Callable[..., Outcome]] = {
+    rule.__name__.rstrip("_"): rule
+    for rule in (
+        *(same, with_, only, choice, argument, critic, penalty, kl_form, filtered_groups),
+        *(interval, positive, share, sampling, prompts, mini_batches, steps, epochs, estimator),
+        *(model, critic_model, files, named_files, tokenised, template, rewards),
+        *(reward_by_source, reward_function, overlong, trackers, tracker, project),
     )
 }
 
@@ -515,13 +401,16 @@ def load_table(name: str) -> Table:
 def settings_of(table: Table, values: Mapping[str, Value]) -> Settings:
     """Returns the settings of a file, with the workflow that its estimator chooses."""
     merged = {**cast("Mapping[str, Value]", table.defaults), **values}
-    named = str(merged.get(table.estimator, "grpo"))
-    rules = {key: RULES[name](*words) for key, (name, *words) in _split(table.rules).items()}
-    for reason, keys in _split(table.left_out).items():
-        rules |= dict.fromkeys(keys, left(reason))
-    workflow, _ = ESTIMATORS.get(named, ("grpo", {}))
+    rules = {key: _rule(*text.split()) for key, text in table.rules.items()}
+    for reason, keys in table.left_out.items():
+        rules |= dict.fromkeys(keys.split(), _without_counterpart(reason))
+    workflow, _ = ESTIMATORS.get(str(merged.get(table.estimator, "grpo")), ("grpo", {}))
     return Settings(values=merged, table=table, rules=rules, workflow=workflow)
 
 
-def _split(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    return {key: text.split() for key, text in texts.items()}
+def _rule(name: str, *words: str) -> Rule:
+    return lambda value, settings: RULES[name](value, settings, *words)
+
+
+def _without_counterpart(reason: str) -> Rule:
+    return lambda value, settings: left_out(reason)
