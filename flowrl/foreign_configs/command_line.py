@@ -30,6 +30,8 @@ _LAUNCHER = re.compile(r"(.*/)?train(_async)?\.py|(verl|recipe)\.[\w.]+|(.*/)?ma
 _SHELL_ONLY = re.compile(r"\d*[<>].*|\$[@*]|\$\{@.*\}")
 """Redirections, and the arguments of the script itself."""
 _DEEPEST = 3
+_LONGEST = 200
+"""Characters of an arithmetic expression that is evaluated."""
 _PUNCTUATION = "();&|\n"
 # Parentheses of arithmetic, which would end a word.
 _HIDDEN = str.maketrans("()", "\x01\x02")
@@ -61,6 +63,8 @@ class _Shell:
     def _replacement(self, match: re.Match[str]) -> str:
         expression, braced, default, bare = match.groups()
         if expression is not None:
+            if len(expression) > _LONGEST:
+                return "$((...))"
             names = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", self._number, expression.translate(_SHOWN))
             try:
                 return str(_calculated(ast.parse(names, mode="eval").body))
@@ -114,12 +118,12 @@ def _statements(text: str, path: Path, shell: _Shell) -> Iterator[list[str]]:
             ends = bool(token) and not token.strip(_PUNCTUATION)
             if array is not None:
                 if ends and ")" in token:
-                    array = None
+                    shell.arrays[words.pop().rstrip("+=")], array = array, None
                 elif not ends:
-                    array.append(token)
+                    array += _with_arrays([token], shell)
             elif ends and token.startswith("(") and words and words[-1].endswith("="):
-                name = words.pop().rstrip("+=")
-                array = shell.arrays.setdefault(name, [])
+                name, adds = words[-1].rstrip("+="), words[-1].endswith("+=")
+                array = [*shell.arrays.get(name, ())] if adds else []
             elif ends:
                 yield _without_assignments(words, shell)
                 words = []
@@ -174,7 +178,7 @@ def _with_arrays(words: list[str], shell: _Shell) -> Iterator[str]:
     for word in words:
         array = _ARRAY.fullmatch(word)
         if array is not None and array[1] in shell.arrays:
-            yield from _with_arrays(shell.arrays[array[1]], shell)
+            yield from shell.arrays[array[1]]
         else:
             yield word
 

@@ -6,9 +6,12 @@ import importlib
 import inspect
 import json
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowrl import api
 from flowrl.cli import main
@@ -16,6 +19,7 @@ from flowrl.config.load import load_config
 from flowrl.config.yaml_tree import read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.foreign_configs import import_config
+from flowrl.foreign_configs.command_line import options_of
 from flowrl.foreign_configs.rules import ARGUMENTS, ESTIMATORS
 from flowrl.foreign_configs.translate import Imported, Status
 
@@ -32,6 +36,12 @@ CLUSTERS = {
 @pytest.fixture(autouse=True)
 def _in_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+
+
+PIECES = [
+    *("A=", "A+=", "(", ")", "$((", "))", "${", "}", "[@]", "$A", "--a", "--b=", "x.y=", ":-", "'"),
+    *('"', "\\", "\n", " ", ";", "#", "`", "[", "{", ": ", "1", "/", "*", "%", "train.py"),
+]
 
 
 def imported(tmp_path: Path, text: str, suffix: str = ".sh") -> Imported:
@@ -193,6 +203,7 @@ def test_a_script_has_variables_arrays_arithmetic_and_commands_around_the_traini
        --hf-checkpoint $MODEL   # a comment
        #--load elsewhere
     )
+    ARGS=(${ARGS[@]} --use-tensorboard)
     ARGS+=(--prompt-data "d e.jsonl" --num-rollout $steps)
     if [ "$DIR" ]; then ray start --head --num-gpus 8; fi
     ray job submit --address=x -- python3 train.py --rollout-batch-size 4 \\
@@ -206,9 +217,16 @@ def test_a_script_has_variables_arrays_arithmetic_and_commands_around_the_traini
     assert values["--prompt-data"] == "d e.jsonl"
     assert values["--hf-checkpoint"] == "m"
     assert values["--rollout-num-gpus"] == "$GPUS"
-    assert values["--colocate"] is True
+    assert values["--colocate"] is values["--use-tensorboard"] is True
     assert values["--lr-decay-style"] == "linear"
     assert not {"--not-a-key", "--load", "--head", "--address"} & set(values)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=30).map("".join))
+def test_any_text_has_options_or_is_refused(text):
+    with suppress(ConfigError):
+        options_of(f"python train.py {text}", Path("any.sh"))
 
 
 def test_a_value_that_the_file_does_not_set_is_noted(tmp_path):
