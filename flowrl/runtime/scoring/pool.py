@@ -113,7 +113,7 @@ class _Worker:
 
 
 def failure_message(
-    kind: FailureKind, text: str, frames: Sequence[str] = (), *, timeout_s: float = 0.0
+    kind: FailureKind, text: str, frames: Sequence[str] = (), *, limit: str = ""
 ) -> str:
     """Returns the failure, to follow "the reward"; see `ScoreFailure`."""
     at = f" ({frames[-1]})" if frames else ""
@@ -121,7 +121,7 @@ def failure_message(
         case FailureKind.RAISED:
             return f"raised {text}{at}"
         case FailureKind.TIMEOUT:
-            return f"took longer than its limit, timeout_s={timeout_s:g} s{at}{text}"
+            return f"took longer than {limit} s{at}{text}"
         case FailureKind.MEMORY:
             return f"ran out of memory{at}; rewards.memory_gb limits a scorer process"
         case FailureKind.INVALID:
@@ -398,7 +398,8 @@ class ScoringPool:
         frames: tuple[str, ...] = (),
         term: str = "",
     ) -> None:
-        message = failure_message(kind, text, frames, timeout_s=self._limit_of(term))
+        key = "its timeout_s" if term in self._limits else "rewards.timeout_s"
+        message = failure_message(kind, text, frames, limit=f"{key}={self._limit_of(term):g}")
         sample = worker.batch.pop(ticket).sample
         self._done.append(
             ScoreFailure(sample=sample, kind=kind, message=message, frames=frames, term=term)
