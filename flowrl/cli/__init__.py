@@ -3,6 +3,6 @@
 Each command imports what it needs when it runs, so that none waits for what another one needs.
 """
 
-from flowrl.cli.app import main
+from flowrl.cli.usage import main
 
 __all__ = ["main"]

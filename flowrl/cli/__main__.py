@@ -1,5 +1,5 @@
 """`python -m flowrl.cli`."""
 
-from flowrl.cli.app import main
+from flowrl.cli.usage import main
 
 main()

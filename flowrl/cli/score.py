@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.config.check_files import reward_files_exist
@@ -25,6 +26,7 @@ from flowrl.wording import counted, listing
 __all__ = ["Fields", "run"]
 
 _RESPONSES = ("response", "completion", "output")
+_PROMPTS = ("prompt", "question")
 _ANSWERS = ("answer", "ground_truth", "solution", "label")
 _EXCERPT = 60
 _WAIT_S = 1.0
@@ -39,10 +41,9 @@ class Fields:
     prompt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Completion:
-    where: str
-    request: ScoreRequest
+_Completion: TypeAlias = tuple[str, ScoreRequest]
+"""A place for messages, and what is scored."""
+_Scores: TypeAlias = Mapping[SampleId, ScoreResult | ScoreFailure]
 
 
 def run(
@@ -70,86 +71,85 @@ def run(
         ConfigError, DataError, RewardError: The reward or the file cannot be used.
     """
     completions = _completions(path, fields)
-    names = [reward, *([compare] if compare is not None else [])]
-    scores = [_scores(name, completions, timeout_s=timeout_s) for name in names]
+    scores: dict[str, _Scores] = {
+        name: _scores(name, completions, timeout_s=timeout_s)
+        for name in (reward, compare)
+        if name is not None
+    }
     if as_json:
         rows = [
-            {
-                "where": completion.where,
-                **{
-                    name: _as_json(found[completion.request.sample])
-                    for name, found in zip(names, scores, strict=True)
-                },
-            }
-            for completion in completions
+            {"where": where, **{name: _as_json(by[request.sample]) for name, by in scores.items()}}
+            for where, request in completions
         ]
-        print(encode_json({"file": str(path), "rewards": names, "completions": rows}))
+        report = {"file": str(path), "rewards": list(scores), "completions": rows}
+        print(encode_json(report), end="")
         return
     print(f"{path}: {counted(len(completions), 'completion')}")
-    for name, found in zip(names, scores, strict=True):
-        print(f"  {name}: {_summary(list(found.values()))}")
+    for name, by_sample in scores.items():
+        print(f"  {name}: {_summary(list(by_sample.values()))}")
     if compare is not None:
-        _print_differences(completions, names, scores, num)
+        _print_differences(completions, scores, num)
 
 
 def _completions(path: Path, fields: Fields) -> list[_Completion]:
+    """Returns the completions of a file, each with its place."""
     try:
         file = open_data_file(path)
         records = list(file.scan())
     except OSError as reason:
-        raise DataError(f"the file cannot be read: {reason}", where=str(path)) from None
+        raise DataError(
+            f"the file cannot be read: {reason.strerror}",
+            where=str(path),
+            hint="name a file of completions that may be read",
+        ) from None
     completions = []
     for record in records:
         where = file.where(record.number)
-        row = record.fields
-        if isinstance(row, DataError):
-            row.where = where
-            raise row
         try:
-            response = _field(row, fields.response, _RESPONSES, "--response")
-            answer = _field(row, fields.answer, _ANSWERS, "--answer", required=False)
-            prompt = _field(row, fields.prompt, ("prompt", "question"), "--prompt", required=False)
+            if isinstance(record.fields, DataError):
+                raise record.fields
+            request = _request(record.number, record.fields, fields, where)
         except DataError as error:
             error.where = where
             raise
-        tokens = row.get("num_tokens")
-        request = ScoreRequest(
-            sample=SampleId(str(record.number)),
-            prompt=prompt,
-            response=response,
-            answer=answer,
-            row=row,
-            finish=FinishReason.LENGTH if row.get("finish") == "length" else FinishReason.STOP,
-            num_tokens=tokens if isinstance(tokens, int) else len(response.split()),
-        )
-        completions.append(_Completion(where, request))
+        completions.append((where, request))
     return completions
 
 
-def _field(
-    row: Mapping[str, object],
-    given: str | None,
-    usual: Sequence[str],
-    option: str,
-    *,
-    required: bool = True,
-) -> str:
-    name = given or next((name for name in usual if name in row), None)
-    if name is not None and (given or not isinstance(row[name], list | dict)):
-        return field_text(row, name, key=option)
-    if not required:
-        return ""
-    raise DataError(
-        "the row has no completion",
-        found=f"fields {listing(row)}",
-        expected=f"one of {listing(usual)}",
-        hint=f"{option} FIELD names another one, which may be nested: {option} choices.0.text",
+def _request(number: int, row: Mapping[str, object], fields: Fields, where: str) -> ScoreRequest:
+    response = _field(row, fields.response, _RESPONSES, "--response")
+    if response is None:
+        raise DataError(
+            "the row has no completion",
+            where=where,
+            found=f"fields {listing(row)}",
+            expected=f"one of {listing(_RESPONSES)}",
+            hint="--response FIELD names another one, which may be nested: "
+            "--response choices.0.text",
+        )
+    tokens = row.get("num_tokens")
+    return ScoreRequest(
+        sample=SampleId(str(number)),
+        prompt=_field(row, fields.prompt, _PROMPTS, "--prompt") or "",
+        response=response,
+        answer=_field(row, fields.answer, _ANSWERS, "--answer") or "",
+        row=row,
+        finish=FinishReason.LENGTH if row.get("finish") == "length" else FinishReason.STOP,
+        num_tokens=tokens if isinstance(tokens, int) else len(response.split()),
     )
 
 
-def _scores(
-    reward: str, completions: Sequence[_Completion], *, timeout_s: float
-) -> dict[str, ScoreResult | ScoreFailure]:
+def _field(
+    row: Mapping[str, object], given: str | None, usual: Sequence[str], option: str
+) -> str | None:
+    """Returns the text of the given field, or of the first usual one; None if the row has none."""
+    name = given or next((name for name in usual if name in row), None)
+    if name is None or (not given and isinstance(row[name], list | dict)):
+        return None
+    return field_text(row, name, key=option)
+
+
+def _scores(reward: str, completions: Sequence[_Completion], *, timeout_s: float) -> _Scores:
     written = reward if reward.startswith("{") else f"{{use: {encode_json(reward)}}}"
     base = {"stages": ["grpo"], "data": {"train": "none"}}
     loaded = load_config(None, [f"rewards.terms=[{written}]"], base=base)
@@ -158,13 +158,13 @@ def _scores(
         raise combine(problems)
     terms = tuple(term.model_dump(mode="json") for term in loaded.config.rewards.terms)
     context = ScoreContext(role=RoleName("score"), terms=terms)
-    found: dict[str, ScoreResult | ScoreFailure] = {}
+    results: dict[SampleId, ScoreResult | ScoreFailure] = {}
     with ScoringPool("verify", context, timeout_s=timeout_s) as pool:
-        pool.submit([completion.request for completion in completions])
-        while len(found) < len(completions):
+        pool.submit([request for _, request in completions])
+        while len(results) < len(completions):  # the pool ends each sample at its limit
             pool.wait(_WAIT_S)
-            found |= {result.sample: result for result in pool.poll()}
-    return found
+            results |= {result.sample: result for result in pool.poll()}
+    return results
 
 
 def _as_json(result: ScoreResult | ScoreFailure) -> object:
@@ -183,26 +183,18 @@ def _summary(results: Sequence[ScoreResult | ScoreFailure]) -> str:
 
 
 def _print_differences(
-    completions: Sequence[_Completion],
-    names: Sequence[str],
-    scores: Sequence[Mapping[str, ScoreResult | ScoreFailure]],
-    num: int,
+    completions: Sequence[_Completion], scores: Mapping[str, _Scores], num: int
 ) -> None:
-    first, second = scores
-    different = [
-        completion
-        for completion in completions
-        if _as_json(first[completion.request.sample]) != _as_json(second[completion.request.sample])
-    ]
+    different: list[str] = []
+    for where, request in completions:
+        results = {name: by_sample[request.sample] for name, by_sample in scores.items()}
+        first, *others = map(_as_json, results.values())
+        if any(other != first for other in others):
+            values = ", ".join(f"{name} {_shown(result)}" for name, result in results.items())
+            end = f"response ends {request.response[-_EXCERPT:]!r}, answer {request.answer!r}"
+            different.append(f"{where}: {values}\n  {end}")
     print(f"  they differ on {len(different)} of {counted(len(completions), 'completion')}")
-    for completion in different[:num]:
-        request = completion.request
-        values = ", ".join(
-            f"{name} {_shown(found[request.sample])}"
-            for name, found in zip(names, scores, strict=True)
-        )
-        print(f"{completion.where}: {values}")
-        print(f"  response ends {request.response[-_EXCERPT:]!r}, answer {request.answer!r}")
+    print("".join(f"{text}\n" for text in different[:num]), end="")
     if len(different) > num:
         print(f"and {len(different) - num} more; --num {len(different)} shows all")
 

@@ -1,4 +1,7 @@
-"""Errors for command lines that the parser refuses, in the form of all other errors.
+"""Runs a command line, and prints every error in one form, also of what the parser refuses.
+
+Errors go to standard error in one to four lines. Exit codes: 0 for success, 2 for a mistake of the
+user, 1 for a fault of flowrl, 130 after Ctrl-C.
 
 The parser says what is wrong in its own words and shows how a command is used. People need to know
 what to write instead: an option may be a key of the configuration, or belong to another command.
@@ -6,20 +9,146 @@ what to write instead: an option may be a key of the configuration, or belong to
 
 from __future__ import annotations
 
+import codecs
+import errno
+import io
+import logging
+import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from flowrl.errors import ConfigError
-from flowrl.wording import listing, nearest, suggestion
+import typer
 
-__all__ = ["usage_error"]
+from flowrl.cli.app import app
+from flowrl.errors import ConfigError, FlowError
+from flowrl.wording import Warnings, listing, nearest, suggestion
+
+__all__ = ["main"]
+
+_MACHINE_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ESTALE),
+)
+"""Errors that are no fault of flowrl: a full disk, a read-only folder, files that were removed."""
+
+_HINTS = {
+    errno.ENOSPC: "free some space; a run goes on with flowrl run --resume RUN",
+    errno.EDQUOT: "free some space; a run goes on with flowrl run --resume RUN",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EACCES: "give a path that may be read and written (`ls -l` shows whose it is)",
+    errno.EPERM: "give a path that may be read and written (`ls -l` shows whose it is)",
+    errno.EROFS: "give a path that may be written",
+}
+
+# The parser's errors have no public base; the one that is public leads to it.
+_PARSER_ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 
 _EXTRA = re.compile(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)")
 _BOUND = re.compile(r"(greater|less) than or equal to (\S+)")
 
 
-def usage_error(error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> ConfigError:
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the `flowrl` script; ends the process with the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    _open_outputs()
+    with _warnings_shown():
+        code = _run(arguments, debug="--debug" in arguments)
+    sys.exit(code)
+
+
+def _open_outputs() -> None:
+    """Makes standard output and standard error accept any text, also where both are closed.
+
+    A locale without Unicode would end a command at the first box-drawing line or name of a file.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us (`>&-`)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            ascii_only = codecs.lookup(stream.encoding).name == "ascii"
+            stream.reconfigure(encoding="utf-8" if ascii_only else None, errors="backslashreplace")
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """Returns the exit code of a command line; prints every error on standard error."""
+    try:
+        try:
+            ended = app(args=arguments, prog_name="flowrl", standalone_mode=False)
+        finally:
+            sys.stdout.flush()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return _without_reader()
+    except BrokenPipeError:
+        return _without_reader()
+    except _PARSER_ERRORS as error:
+        return _misused(error, arguments)
+    except FlowError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        if error.errno not in _MACHINE_ERRORS:
+            return _fault(error, debug)
+        if debug:
+            traceback.print_exc()
+        hint = _HINTS.get(error.errno, "give another path, or correct this one")
+        shown = FlowError(str(error.strerror), where=str(error.filename or "a file"), hint=hint)
+        print(f"error: {shown}", file=sys.stderr)
+        return FlowError.exit_code
+    except Exception as error:  # the last resort: a fault of flowrl, reported in a line
+        return _fault(error, debug)
+    return ended if isinstance(ended, int) else 0  # an exit code that a command ended with
+
+
+def _misused(error: Exception, arguments: list[str]) -> int:
+    """Prints the error for a command line that the parser refused."""
+    if not arguments:
+        print(error, file=sys.stderr)  # the help, which is what an empty command line asks for
+        return FlowError.exit_code
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    print(f"error: {_usage_error(error, commands, arguments)}", file=sys.stderr)
+    return FlowError.exit_code
+
+
+def _fault(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+    print("  to fix: run again with --debug and report the traceback", file=sys.stderr)
+    return 1
+
+
+def _without_reader() -> int:
+    """Returns success where the reader of the output (head, less) has closed it."""
+    # The interpreter flushes once more at its end, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    log = logging.getLogger("flowrl")
+    handler = Warnings()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+def _usage_error(
+    error: Exception, commands: Mapping[str, Any], words: Sequence[str]
+) -> ConfigError:
     """Returns the error for a command line that the parser refused.
 
     Args:

@@ -125,7 +125,7 @@ def test_commands_import_no_more_than_they_read(
 ) -> None:
     spared = spared | RUNS | {"torch", "transformers", "ray", "tokenizers", "rich", "networkx"}
     code = (
-        "import sys\nfrom flowrl.cli.app import main\ntry:\n    main(sys.argv[2:])\nfinally:\n"
+        "import sys\nfrom flowrl.cli import main\ntry:\n    main(sys.argv[2:])\nfinally:\n"
         "    print(*(m for m in sys.argv[1].split() if m in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
