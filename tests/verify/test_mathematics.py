@@ -3,6 +3,7 @@ r"""`math`: final answers as mathematics; and verifiers with the names of other 
 from __future__ import annotations
 
 import string
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 
 from flowrl.config.rewards import PeerMatch
 from flowrl.config.section import kinds_of
-from flowrl.errors import RewardError
+from flowrl.errors import ConfigError, RewardError
+from flowrl_backends.verify.boxed_equality import MATHRULER, PRIME, SLIME
 from flowrl_backends.verify.mathematics import final_answer, is_equal, normalized
+from flowrl_backends.verify.options import TermOptions
 from flowrl_backends.verify.peers import PEERS
+from flowrl_backends.verify.rules import open_rule
 
 EQUAL = [
     (r"5 \text{ cm}^2", "5"),
@@ -132,3 +136,23 @@ def test_any_text_has_a_normal_form_and_a_score_by_every_quick_verifier(response
 @given(st.text(alphabet=string.digits + r"+-x\{}^/,.() ", max_size=12))
 def test_every_answer_is_equal_to_itself_unless_nothing_is_left_of_it(answer):
     assert is_equal(answer, answer) == bool(normalized(answer))
+
+
+@pytest.mark.parametrize("grader", [SLIME, MATHRULER, PRIME])
+def test_text_in_quotation_marks_is_never_evaluated(grader):
+    half = r"re('\textbackslash{}061/2')"  # what is in the quotes reaches sympy as \061/2
+    assert not grader.is_equal(half, "1/2")
+    assert not grader.is_equal(half.replace("'", '"'), "1/2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs"), [("slime_boxed_grade", "pylatexenc"), ("verl_math_verify", "math_verify")]
+)
+def test_a_verifier_asks_only_for_libraries_that_it_uses(monkeypatch, kind, needs):
+    for name in ("math_verify", "pylatexenc"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for own in ("verl_math_dapo", "verl_math_boxed", "msrl_strict_format"):
+        open_rule(own, TermOptions({}, "rewards.terms[0]"))
+    with pytest.raises(ConfigError, match=rf"terms\[0\]\.kind.*{needs}") as caught:
+        open_rule(kind, TermOptions({}, "rewards.terms[0]"))
+    assert "flowrl[math]" in str(caught.value)

@@ -6,7 +6,9 @@ forms; else equal texts without units; else, element by element, a difference th
 to 0. Fractions must be reduced, and an integer is equal to itself only.
 
 sympy's parser evaluates its text as Python. As in PRM800K, it is given only texts of at most two
-distinct letters, in which no name of Python can be written, and no large powers.
+distinct letters, in which hardly a name of Python can be written, and no large powers. Unlike there
+it is given no quotation marks: `re('...')` evaluates the text in them, which escapes can write
+without letters, and a response could run any program.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week"),
     *("month", "year", "foot", "feet", "inch", "yard"),
 )
-_LARGE_POWER = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
+_REFUSED = re.compile(r"['\"]|\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
+"""Quotation marks and large powers."""
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
 _THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
 _MAX_LETTERS = 2
@@ -169,9 +172,7 @@ class Grader:
         if number is not None:
             text = str(number)
         if "\\" in text:
-            # A text that is no LaTeX stays as it is.
-            with contextlib.suppress(Exception):
-                text = _without_latex(text)
+            text = _without_latex(text)
         text = re.sub("- *", "-", text)
         text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", text)  # 7 3/4 is 7+3/4
         if not self.keeps_spaces:
@@ -211,9 +212,12 @@ class _LatexReader(Protocol):
 def _without_latex(text: str) -> str:
     from pylatexenc import latex2text
 
-    text = text.replace(r"\tfrac", r"\frac").replace(r"\dfrac", r"\frac")
-    text = text.replace(r"\frac", r" \frac")
-    text = cast(_LatexReader, latex2text.LatexNodes2Text()).latex_to_text(text)
+    latex = text.replace(r"\tfrac", r"\frac").replace(r"\dfrac", r"\frac")
+    latex = latex.replace(r"\frac", r" \frac")
+    try:
+        text = cast(_LatexReader, latex2text.LatexNodes2Text()).latex_to_text(latex)
+    except Exception:  # a text that is no LaTeX stays as it is
+        return text
     for before, after in zip("√π∞∪·×", ("sqrt", "pi", "inf", "U", "*", "*"), strict=True):
         text = text.replace(before, after)
     return text.strip()
@@ -243,7 +247,7 @@ def _is_whole(text: str) -> bool:
 
 def _is_zero(expression: str) -> bool:
     letters = {c for c in expression.replace("sqrt", "").replace("frac", "") if c.isalpha()}
-    if len(letters) > _MAX_LETTERS or _LARGE_POWER.search(expression):
+    if len(letters) > _MAX_LETTERS or _REFUSED.search(expression):
         return False
     import sympy
     from sympy.parsing import sympy_parser as parser

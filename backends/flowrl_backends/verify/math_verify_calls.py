@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-__all__ = ["as_written", "box_first", "by_default", "equal", "in_box", "parsed", "require"]
+__all__ = ["as_written", "box_first", "by_default", "equal", "in_box", "parsed", "required"]
 
 _DOUBLED = re.compile(r"\(\(([^()]*)\)\)")
 """Parentheses around parentheses."""
@@ -28,17 +30,18 @@ _DOUBLED = re.compile(r"\(\(([^()]*)\)\)")
 Setting = Literal["default", "latex", "expression first", "box first"]
 
 
-def require(where: str) -> None:
-    """Raises an error with the way out where math-verify is not installed.
+@contextmanager
+def required(where: str) -> Iterator[None]:
+    """Turns the failed import of an optional library into an error with the way out.
 
     Args:
-        where: The config key that asks for it.
+        where: The config key that asks for the library.
     """
     try:
-        import math_verify  # noqa: F401
+        yield
     except ImportError as reason:
         raise ConfigError(
-            f"this reward needs math-verify: {reason}",
+            f"this reward needs a library that is not installed: {reason}",
             where=where,
             hint="pip install 'flowrl[math]'",
         ) from None

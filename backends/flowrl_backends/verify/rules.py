@@ -122,16 +122,16 @@ def _answer_number(request: ScoreRequest) -> Fraction:
 
 
 def _math(options: TermOptions) -> Rule:
-    math_verify_calls.require(f"{options.where}.kind")
     # Imports and compiles what the first sample would otherwise wait for.
-    mathematics(r"\boxed{\sqrt{2}}", r"\sqrt{3}")
+    with math_verify_calls.required(f"{options.where}.kind"):
+        mathematics(r"\boxed{\sqrt{2}}", r"\sqrt{3}")
     return lambda request: mathematics(request.response, request.answer)
 
 
 def _peer(name: str, options: TermOptions) -> Rule:
     verifier = PEERS[name]
-    if "math" in name or "trl_accuracy" in name or "grade" in name:
-        math_verify_calls.require(f"{options.where}.kind")
+    # Imports and compiles what the first sample would otherwise wait for.
+    with math_verify_calls.required(f"{options.where}.kind"):
         verifier(r"\boxed{\sqrt{2}}", "3")
     return lambda request: verifier(request.response, request.answer)
 
