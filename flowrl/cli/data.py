@@ -40,7 +40,7 @@ class _Data:
     """The data of a configuration, and the tokenizer of the model that reads them.
 
     Args:
-        most: Number of rows of a split that are needed; 0 reads all.
+        most: Number of usable rows of a split that are needed; 0 reads all.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str], most: int = 0) -> None:

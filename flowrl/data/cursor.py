@@ -26,7 +26,6 @@ __all__ = [
     "PromptCursor",
     "PromptItem",
     "PromptSet",
-    "TooLong",
     "encode_prompts",
     "encoded_rows",
     "fingerprint",
@@ -95,24 +94,17 @@ class PromptItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TooLong:
-    """A prompt over `data.max_prompt_tokens`, with its place and its number of tokens."""
-
-    where: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
-    """The prompts of a source: those that fit, and those that are too long.
+    """The prompts of a source.
 
     Attributes:
-        too_long: Prompts over `data.max_prompt_tokens`, which `data.overlong` leaves out or cuts.
+        num_too_long: Prompts over `data.max_prompt_tokens`, which `data.overlong` leaves out or
+            cuts.
     """
 
     prompts: tuple[Prompt, ...]
-    too_long: tuple[TooLong, ...]
     source: str
+    num_too_long: int = 0
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -175,12 +167,12 @@ def encode_prompts(
             `data.overlong` refuses it; or no prompt that fits.
     """
     prompts: list[Prompt] = []
-    too_long: list[TooLong] = []
+    too_long: list[tuple[int, str]] = []
     most = data.max_prompt_tokens
     bad = rows.bad if isinstance(rows, Rows) else BadRows()
     for place, row, ids in encoded_rows(rows, tokenizer, data, needs=needs, bad=bad):
         if len(ids) > most:
-            too_long.append(TooLong(where=row.where, num_tokens=len(ids)))
+            too_long.append((len(ids), row.where))
             if data.overlong == "refuse":
                 raise DataError(
                     "the prompt is too long",
@@ -195,18 +187,15 @@ def encode_prompts(
             ids = ids[-most:]
         prompts.append(Prompt.of(row, ids, partial(_row_at, rows, place)))
     if not prompts:
+        places = [where for _, where in too_long] or [problem.where for problem in bad.problems]
         raise DataError(
             "no prompt is short enough" if too_long else "there are no prompts",
-            where=too_long[0].where
-            if too_long
-            else bad.problems[0].where
-            if bad.problems
-            else None,
-            found=f"the shortest has {min(t.num_tokens for t in too_long)}" if too_long else None,
+            where=places[0] if places else None,
+            found=f"the shortest has {min(too_long)[0]}" if too_long else None,
             expected=f"at most {most} tokens (data.max_prompt_tokens)",
         )
     source = rows.source if isinstance(rows, Rows) else "rows"
-    return PromptSet(prompts=tuple(prompts), too_long=tuple(too_long), source=source)
+    return PromptSet(prompts=tuple(prompts), source=source, num_too_long=len(too_long))
 
 
 class PromptCursor:

@@ -8,7 +8,7 @@ the share w of all shares has had m w, within one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -69,7 +69,8 @@ class PromptMixture:
         where: str = "train.policies.fairness",
         curriculum: CurriculumConfig | None = None,
     ) -> None:
-        by_source = _by_source(prompts, source_of)
+        self._parts = by_source = _by_source(prompts, source_of)
+        self._curriculum = curriculum
         _check_names(shares, by_source, where)
         self._shares = dict(shares)
         self._taken: Counter[str] = Counter()
@@ -111,14 +112,8 @@ class PromptMixture:
             "sources": {name: cursor.to_json() for name, cursor in self._cursors.items()},
         }
 
-    def restore(
-        self,
-        value: Mapping[str, object],
-        prompts: PromptSet,
-        source_of: Callable[[Row], str],
-        curriculum: CurriculumConfig | None = None,
-    ) -> None:
-        """Returns the mixture that `to_json` described.
+    def restore(self, value: Mapping[str, object]) -> None:
+        """Continues where the mixture that `to_json` described was.
 
         Raises:
             CheckpointError: It is from other data, or from other sources.
@@ -136,8 +131,8 @@ class PromptMixture:
                 expected=", ".join(map(str, written)) if isinstance(written, Mapping) else "none",
                 hint="set data.source and the shares as they were, or start a new run",
             )
-        for name, part in _by_source(prompts, source_of).items():
-            self._cursors[name] = PromptCursor.from_json(written[name], part, curriculum)
+        for name, part in self._parts.items():
+            self._cursors[name] = PromptCursor.from_json(written[name], part, self._curriculum)
         self._taken = Counter({str(name): int(number) for name, number in taken.items()})
 
 
@@ -149,7 +144,7 @@ def _by_source(prompts: PromptSet, source_of: Callable[[Row], str]) -> dict[str,
         name: replace(
             prompts,
             prompts=tuple(prompts.prompts[place] for place in parts[name]),
-            too_long=(),
+            num_too_long=0,
             source=f"{prompts.source} ({name})",
         )
         for name in sorted(parts)
@@ -163,15 +158,14 @@ def _check_names(shares: Mapping[str, float], names: Mapping[str, object], where
         raise ConfigError(
             "the shares of sources are not those of the data",
             where=where,
-            found=_listed("without rows: ", unknown, "without a share: ", missing),
+            found="; ".join(
+                f"{what}: {', '.join(sources)}"
+                for what, sources in (("without rows", unknown), ("without a share", missing))
+                if sources
+            ),
             expected=f"a share for each of {', '.join(names)}",
             hint=suggestion(unknown[0], names) if unknown else None,
         )
-
-
-def _listed(before: str, first: Sequence[str], between: str, second: Sequence[str]) -> str:
-    parts = [(before, first), (between, second)]
-    return "; ".join(text + ", ".join(names) for text, names in parts if names)
 
 
 def _seed(seed: int, source: str) -> int:

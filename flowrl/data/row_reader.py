@@ -63,7 +63,7 @@ def load_rows(
             responses. By default an answer, and a solution for training.
         key: The config key of the source; by default that of the split.
         bad: Where bad rows are counted; by default up to `data.max_bad_rows` of this source.
-        most: Number of rows that are read of each file source; 0 reads all.
+        most: Number of usable rows that are read of each file source; 0 reads all.
 
     Raises:
         ConfigError: A template that cannot be parsed.
@@ -96,18 +96,15 @@ def load_rows(
     fields: RowFields
     if isinstance(source, str):
         files, fields, keys = files_of_path(Path(source), key=key), data, "data"
-        name = source
+        name, max_rows = source, 0
     else:
         files, fields, keys = files_of_source(source, key=key), source, key
-        name = _name(source)
-        most = min(filter(None, (most, source.max_rows)), default=0)
+        name = source.name if isinstance(source, HubData) else str(source.path)
+        max_rows = source.max_rows
     builder = RowBuilder(fields, keys, split, needs)
     band = _Band(data.difficulty) if data.difficulty and split == "train" else None
-    return _read(_opened(files, _format(fields), key), builder, band, bad, name, most, key)
-
-
-def _name(source: FileData | HubData) -> str:
-    return source.name if isinstance(source, HubData) else str(source.path)
+    opened = _opened(files, _format(fields), key)
+    return _read(opened, builder, band, bad, name=name, key=key, max_rows=max_rows, most=most)
 
 
 def _format(fields: RowFields) -> Format | None:
@@ -132,16 +129,18 @@ def _read(
     builder: RowBuilder,
     band: _Band | None,
     bad: BadRows,
+    *,
     name: str,
-    most: int,
     key: str,
+    max_rows: int,
+    most: int,
 ) -> Rows:
     rows = _StoredRows(files, builder)
     num_read, first_bad = 0, len(bad.problems)
     try:
         for number, file in enumerate(files):
             for record in file.scan():
-                if most and num_read >= most:
+                if (max_rows and num_read >= max_rows) or (most and len(rows) >= most):
                     break
                 where = file.where(record.number)
                 try:

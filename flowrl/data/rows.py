@@ -187,9 +187,6 @@ class Rows(RowSequence):
     def _row(self, place: int) -> Row:
         return self._rows[place]
 
-    def __repr__(self) -> str:
-        return f"Rows({self.source!r}, {len(self)} rows, {len(self.problems)} problems)"
-
 
 class MixedRows(RowSequence):
     """The rows of several sources, one source after the other.

@@ -142,11 +142,7 @@ def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
         return value
     if _is_number(value):
         return str(value)
-    raise DataError(
-        f"field {name!r}, which {key} reads, is neither text nor a number",
-        found=_described(value),
-        hint=f"change {key} or the row",
-    )
+    raise _wrong(f"field {name!r}, which {key} reads, is neither text nor a number", value, key=key)
 
 
 def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
@@ -158,11 +154,7 @@ def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
     value = field_value(fields, name, key=key)
     if _is_number(value) and abs(value) <= sys.float_info.max:
         return float(value)
-    raise DataError(
-        f"field {name!r}, which {key} reads, is no number",
-        found=_described(value),
-        hint=f"change {key} or the row",
-    )
+    raise _wrong(f"field {name!r}, which {key} reads, is no number", value, key=key)
 
 
 def field_value(fields: Mapping[str, object], name: str, *, key: str) -> object:
@@ -204,18 +196,17 @@ def _missing(
             found=f"fields {listing(fields)}" if fields else "no fields",
             hint="; ".join(hints) or f"change {key} or the row",
         )
-    match value:
-        case Mapping():
-            found = f"fields {listing(value)} in it"
-        case list():
-            found = f"a list of {len(value)}"
-        case _:
-            found = _described(value)
-    return DataError(
-        f"{what}: {'.'.join(before)} has no {name.split('.')[len(before)]!r}",
-        found=found,
-        hint=f"change {key} or the row",
-    )
+    what += f": {'.'.join(before)} has no {name.split('.')[len(before)]!r}"
+    error = _wrong(what, value, key=key)
+    if isinstance(value, Mapping):
+        error.found = f"fields {listing(value)} in it"
+    elif isinstance(value, list):
+        error.found = f"a list of {len(value)}"
+    return error
+
+
+def _wrong(what: str, value: object, *, key: str) -> DataError:
+    return DataError(what, found=_described(value), hint=f"change {key} or the row")
 
 
 def _fitting_preset(fields: Mapping[str, object]) -> str | None:

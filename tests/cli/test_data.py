@@ -65,6 +65,22 @@ def test_show_can_skip_rows_and_gives_tokens_as_json(config, capsys):
     assert [problem["where"] for problem in value["problems"]] == ["rows.jsonl:4"]
 
 
+def test_show_looks_for_rows_behind_those_that_are_left_out(config, capsys):
+    write("broken", row("1+1=", rate=0.1), row("2+2=", rate=0.5), row("3+3=", rate=0.5))
+    data.show(
+        config,
+        ["data.difficulty={field: rate, low: 0.4}"],
+        split="train",
+        skip=0,
+        num=1,
+        as_json=False,
+    )
+    shown = capsys.readouterr().out
+    assert shown.startswith("rows.jsonl:3: ")
+    assert "rows.jsonl:1: not JSON" in shown
+    assert "3+3=" not in shown
+
+
 def test_show_names_the_data_that_there_is(config):
     write(row("1+1="))
     with pytest.raises(ConfigError, match=r"--split tset.*no such data") as caught:

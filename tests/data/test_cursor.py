@@ -29,7 +29,6 @@ def prompts(num: int, answer: str = "1") -> PromptSet:
 
     return PromptSet(
         prompts=tuple(Prompt.of(row(i), np.array([i, i + 1], np.int64)) for i in range(num)),
-        too_long=(),
         source="d.jsonl",
     )
 

@@ -31,7 +31,6 @@ def prompts(*sources: object) -> PromptSet:
         prompts=tuple(
             Prompt.of(row(i, source), np.array([i], np.int64)) for i, source in enumerate(sources)
         ),
-        too_long=(),
         source="d.jsonl",
     )
 
@@ -80,7 +79,7 @@ def test_a_resumed_mixture_gives_what_the_first_would_have_given(sizes, cut, see
     first = mixture(seed=seed)
     got = [item.group for size in sizes[:cut] for item in first.take(size)]
     second = mixture(seed=seed)
-    second.restore(json.loads(json.dumps(first.to_json())), DATA, source_field("topic"))
+    second.restore(json.loads(json.dumps(first.to_json())))
     got += [item.group for size in sizes[cut:] for item in second.take(size)]
     assert got == expected
 
@@ -98,7 +97,7 @@ def test_a_resumed_mixture_gives_what_the_first_would_have_given(sizes, cut, see
 )
 def test_a_checkpoint_of_other_sources_or_data_is_refused(written, message):
     with pytest.raises(CheckpointError, match=message):
-        mixture().restore(written, DATA, source_field("topic"))
+        mixture().restore(written)
 
 
 @pytest.mark.parametrize(

@@ -459,7 +459,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted_never_cut(tmp_path):
     tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows))
     found = encode_prompts(rows, tokenizer, up_to(5))
     assert [item.group for item in found.items()] == ["0/0", "0/2"]
-    assert [(t.where, t.num_tokens) for t in found.too_long] == [("d.jsonl:2", 10)]
+    assert found.num_too_long == 1
     with pytest.raises(DataError, match="the shortest has 4"):
         encode_prompts(rows, tokenizer, up_to(3))
 
@@ -471,7 +471,7 @@ def test_prompts_that_are_too_long_are_cut_at_the_left_or_refused_on_request(tmp
     cut = DataConfig(train="x", max_prompt_tokens=4, overlong="cut_left")
     found = encode_prompts(rows, tokenizer, cut)
     assert [tokenizer.decode(item.prompt_ids) for item in found.items()] == ["1+1=", "3+4="]
-    assert [(t.where, t.num_tokens) for t in found.too_long] == [("d.jsonl:2", 8)]
+    assert found.num_too_long == 1
     refused = cut.model_copy(update={"overlong": "refuse"})
     with pytest.raises(DataError, match=r"d\.jsonl:2: the prompt is too long") as caught:
         encode_prompts(rows, tokenizer, refused)

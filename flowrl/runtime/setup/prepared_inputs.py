@@ -6,7 +6,7 @@ All mistakes in data are found here, before a worker starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -200,10 +200,10 @@ def _encoded(
     prompts = encode_prompts(rows, tokenizer, data, needs=needs)
     if rows.problems:
         notes.append(f"{rows.source}: {_problems(rows)}")
-    if prompts.too_long:
+    if prompts.num_too_long:
         done = "left out" if data.overlong == "filter" else "cut at the left"
         notes.append(
-            f"{rows.source}: {len(prompts.too_long)} prompts {done}, longer than "
+            f"{rows.source}: {prompts.num_too_long} prompts {done}, longer than "
             f"{data.max_prompt_tokens} tokens (data.max_prompt_tokens)"
         )
     twice = [
@@ -281,7 +281,7 @@ def _fitting(
             f"{max_length} tokens"
         )
     kept = tuple(p for p, fit in zip(prompts.prompts, fits, strict=True) if fit)
-    return PromptSet(prompts=kept, too_long=prompts.too_long, source=prompts.source)
+    return replace(prompts, prompts=kept)
 
 
 def _problems(rows: Rows) -> str:

@@ -226,7 +226,7 @@ class StageMaker:
                 curriculum=curriculum,
             )
             if state is not None:
-                cursor.restore(state, prompts, shares.source_of, curriculum)
+                cursor.restore(state)
         elif state is not None:
             cursor = PromptCursor.from_json(state, prompts, curriculum)
         else:
