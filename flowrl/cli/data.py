@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrl.backend.batch import Ints
 from flowrl.compiler.reward_terms import row_needs
-from flowrl.config.data import DataConfig, DataSource
+from flowrl.config.data import DataSource
 from flowrl.config.load import load_config, locating
 from flowrl.config.roles import BpeTokenizer
 from flowrl.data import (
@@ -116,55 +116,50 @@ def show(
     tokenizer, config = data.tokenizer(), data.config.data
     taken = islice(rows, skip, skip + num)
     shown = [
-        _row_json(row, ids, tokenizer, config, needs)
+        (row, ids, ", too long" if len(ids) > config.max_prompt_tokens else "")
         for _, row, ids in encoded_rows(taken, tokenizer, config, bad=rows.bad, needs=needs)
     ]
-    problems = [{"where": p.where, "reason": p.reason} for p in rows.problems]
     if as_json:
-        print(encode_json({"rows": shown, "problems": problems}), end="")
+        problems = [{"where": p.where, "reason": p.reason} for p in rows.problems]
+        values = [_row_json(*each, tokenizer, needs) for each in shown]
+        print(encode_json({"rows": values, "problems": problems}), end="")
         return
-    print("\n\n".join(map(_row_text, shown)))
-    for problem in problems[:_SHOWN_PLACES]:
-        print(f"\n{problem['where']}: {problem['reason']}")
+    print("\n\n".join(_row_text(*each, tokenizer, needs) for each in shown))
+    for problem in rows.problems[:_SHOWN_PLACES]:
+        print(f"\n{problem.where}: {problem.reason}")
+
+
+def _responses(row: Row, needs: RowNeeds) -> dict[str, str]:
+    responses = {"solution": row.solution if needs.solution else None, "rejected": row.rejected}
+    return {name: text for name, text in responses.items() if text is not None}
 
 
 def _row_json(
-    row: Row, ids: Ints, tokenizer: Tokenizer, data: DataConfig, needs: RowNeeds
+    row: Row, ids: Ints, too_long: str, tokenizer: Tokenizer, needs: RowNeeds
 ) -> dict[str, object]:
     value: dict[str, object] = {
         "where": row.where,
         "prompt": tokenizer.visible(ids),
         "num_tokens": len(ids),
         "tokens": ids.tolist(),
-        "too_long": len(ids) > data.max_prompt_tokens,
+        "too_long": bool(too_long),
     }
-    responses = {"solution": row.solution if needs.solution else None, "rejected": row.rejected}
-    for name, text in responses.items():
-        if text is not None:
-            value[name] = text
-            value[f"num_{name}_tokens"] = len(tokenizer.encode_response(text))
+    for name, text in _responses(row, needs).items():
+        value[name] = text
+        value[f"num_{name}_tokens"] = len(tokenizer.encode_response(text))
     return value | {"reward": {"prompt": row.prompt, "answer": row.answer, "row": row.fields}}
 
 
-def _row_text(row: dict[str, object]) -> str:
-    count = counted(_int(row["num_tokens"]), "token") + (", too long" if row["too_long"] else "")
-    lines = [f"{row['where']}: a prompt of {count}"]
-    lines += [f"  | {line}" for line in str(row["prompt"]).split("\n")]
-    for name in ("solution", "rejected"):
-        if name in row:
-            tokens = counted(_int(row[f"num_{name}_tokens"]), "token")
-            lines.append(f"  {name} of {tokens} with the end token: {_value(row[name])}")
-    reward = row["reward"]
-    assert isinstance(reward, dict)
+def _row_text(row: Row, ids: Ints, too_long: str, tokenizer: Tokenizer, needs: RowNeeds) -> str:
+    lines = [f"{row.where}: a prompt of {counted(len(ids), 'token')}{too_long}"]
+    lines += [f"  | {line}" for line in tokenizer.visible(ids).split("\n")]
+    for name, text in _responses(row, needs).items():
+        tokens = counted(len(tokenizer.encode_response(text)), "token")
+        lines.append(f"  {name} of {tokens} with the end token: {_value(text)}")
     lines.append("  a reward gets")
-    lines += [f"    {name}: {_value(reward[name])}" for name in ("prompt", "answer")]
-    lines += [f"    row[{name!r}]: {_value(value)}" for name, value in reward["row"].items()]
+    lines += [f"    prompt: {_value(row.prompt)}", f"    answer: {_value(row.answer)}"]
+    lines += [f"    row[{name!r}]: {_value(value)}" for name, value in row.fields.items()]
     return "\n".join(lines)
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def _value(value: object) -> str:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -400,24 +400,21 @@ def collect() -> tuple[BackendRow, ...]:
 
 def describe(found: Found) -> BackendRow:
     """Returns the row of a plug-in."""
-    if found.plugin is None:
-        error = found.error
-        problem = "it does not load"
-        if error is not None:
-            problem = error.what + (f" ({error.found})" if error.found else "")
-        return BackendRow(
-            name=found.name,
-            distribution=found.distribution,
-            version=found.version,
-            problem=problem,
-            hint=(error.hint or "") if error is not None else "",
-        )
-    capabilities = found.plugin.capabilities
-    status = _check(found.plugin, found.distribution)
-    return BackendRow(
+    row = BackendRow(
         name=found.name,
         distribution=found.distribution,
         version=found.version,
+        problem="it does not load",
+    )
+    if (error := found.error) is not None:
+        problem = error.what + (f" ({error.found})" if error.found else "")
+        return replace(row, problem=problem, hint=error.hint or "")
+    if found.plugin is None:
+        return row
+    capabilities = found.plugin.capabilities
+    status = _check(found.plugin, found.distribution)
+    return replace(
+        row,
         services=tuple(sorted(str(service) for service in capabilities.services)),
         devices=tuple(sorted(capabilities.devices)),
         dtypes=tuple(sorted(capabilities.dtypes)),

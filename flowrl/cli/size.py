@@ -235,13 +235,9 @@ def _pool(cluster: str) -> ResourcePool:
         from flowrl.runtime.ray_pool import ray_pool
 
         return ray_pool(cluster)
-    if cluster == "auto":
-        from flowrl.cluster.discover import discover
+    from flowrl.compiler.stage import pool_of
 
-        return discover()
-    from flowrl.cluster.load import load_cluster
-
-    return load_cluster(Path(cluster))
+    return pool_of(cluster)
 
 
 def _no_accelerator(where: str) -> ConfigError:

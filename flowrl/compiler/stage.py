@@ -35,6 +35,7 @@ __all__ = [
     "ask_last_stage",
     "compile_stages",
     "of_no_stage",
+    "pool_of",
     "require_here",
     "trace_stages",
 ]
@@ -99,7 +100,7 @@ def compile_stages(
     if given is not None:
         return _by_plan(stages, requests, given, cost_of)
     if pool is None:
-        pool = _pool_of(cluster)
+        pool = pool_of(cluster)
     compiled, problems = list[CompiledStage](), list[PlanError]()
     for stage, request in zip(stages, requests, strict=True):
         if problems and not request.options.pins:
@@ -117,7 +118,8 @@ def compile_stages(
     return tuple(compiled)
 
 
-def _pool_of(cluster: str) -> ResourcePool:
+def pool_of(cluster: str) -> ResourcePool:
+    """Returns the devices of a cluster file, or for `auto` those of this machine."""
     if cluster != "auto":
         return load_cluster(Path(cluster))
     from flowrl.cluster.discover import discover  # what asks the drivers of devices
@@ -275,7 +277,7 @@ def require_here(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         pools = [stage.local.base.pool for stage in stages if stage.local is not None]
         here = {device.address for pool in pools for device in pool.devices}
     else:
-        here = {address for address, _, _ in _pool_of("auto")}
+        here = {address for address, _, _ in pool_of("auto")}
     for stage in stages:
         for i, placement in enumerate(stage.plan.placements):
             missing = [device for device in placement.devices if device not in here]

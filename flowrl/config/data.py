@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -42,6 +42,12 @@ class ArithmeticData(Section):
     held_out: Int = Field(default=1000, ge=1)
 
 
+_VERL = {
+    "prompt": "{prompt}",
+    "answer": "reward_model.ground_truth",
+    "solution": "{reward_model.ground_truth}",
+}
+
 PRESETS: Mapping[str, Mapping[str, object]] = {
     # openai/gsm8k: question, answer (the working, then "#### " and the number).
     "gsm8k": {"prompt": "{question}", "answer": "answer", "solution": "{answer}"},
@@ -52,17 +58,9 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     "math": {"prompt": "{problem}", "answer": "solution", "solution": "{solution}"},
     # verl, docs/preparation/prepare_data.rst: data_source, prompt (messages), ability,
     # reward_model {style, ground_truth}, extra_info {split, index, ...}.
-    "verl_parquet": {
-        "prompt": "{prompt}",
-        "answer": "reward_model.ground_truth",
-        "solution": "{reward_model.ground_truth}",
-    },
-    # BytedTsinghua-SIA/DAPO-Math-17k: verl's columns; the answer is a whole number as text.
-    "dapo_math_17k": {
-        "prompt": "{prompt}",
-        "answer": "reward_model.ground_truth",
-        "solution": "{reward_model.ground_truth}",
-    },
+    # BytedTsinghua-SIA/DAPO-Math-17k has the same columns; the answer is a whole number as text.
+    "verl_parquet": _VERL,
+    "dapo_math_17k": _VERL,
     # TRL, docs/source/dataset_formats.md, "prompt-only" and "prompt-completion": prompt as text or
     # as messages; further columns go to rewards.
     "trl_prompt": {"prompt": "{prompt}", "answer": "answer", "solution": "{completion}"},
@@ -96,19 +94,10 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 Format: TypeAlias = Literal["jsonl", "json", "csv", "parquet", "arrow"]
 """A file of JSON objects, one a line; of one JSON array; CSV; Parquet; an Arrow file or stream."""
 
-Preset: TypeAlias = Literal[
-    "gsm8k",
-    "math",
-    "deepscaler",
-    "verl_parquet",
-    "dapo_math_17k",
-    "trl_prompt",
-    "trl_conversational",
-    "openai_chat",
-    "trl_preference",
-    "trl_preference_implicit",
-    "hh_rlhf",
-]
+if TYPE_CHECKING:
+    Preset: TypeAlias = str
+else:
+    Preset = Literal[tuple(PRESETS)]
 
 
 class ShotConfig(Section):
