@@ -39,12 +39,20 @@ class Handler(BaseHTTPRequestHandler):
             reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
         elif body["response"] == "forbidden":
             status = 403
+        elif body["response"] == "moved":
+            status = 302
         else:
             reply = json.dumps({"score": json.loads(body["response"])}).encode()
         self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "/elsewhere")
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
         self.wfile.write(reply)
+
+    def do_GET(self) -> None:
+        self.server.asked.append({"key": self.headers.get("Authorization")})
+        self.send_error(404)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
@@ -129,3 +137,9 @@ def test_a_judge_is_asked_with_the_template_and_its_last_number_counts(service, 
 def test_a_judge_without_its_key_is_refused_before_any_sample(service):
     with pytest.raises(ConfigError, match="the environment variable NO_SUCH_KEY is not set"):
         scorer(service, kind="judge", model="m", template="t", api_key_env="NO_SUCH_KEY")
+
+
+def test_a_redirection_is_an_error_and_is_not_followed(service):
+    with pytest.raises(RewardError, match="status 302"):
+        scorer(service).score(request("moved"))
+    assert len(service.asked) == 1

@@ -33,6 +33,16 @@ _FIRST_PAUSE_S = 0.25
 _MAX_ANSWER = 1 << 22
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirections, which would send the key to another server, and a request no body."""
+
+    def redirect_request(self, *args: object) -> None:
+        """Returns no other request, so that the status is an error."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 class HttpReward:
     """A rule that a service computes.
 
@@ -111,7 +121,7 @@ class HttpReward:
                 time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
             message = urllib.request.Request(self._address(), data=body, headers=self._headers)
             try:
-                with urllib.request.urlopen(message, timeout=self._request_s) as reply:
+                with _OPENER.open(message, timeout=self._request_s) as reply:
                     text = reply.read(_MAX_ANSWER)
                 score = self._score(json.loads(text))
                 if score is not None:
