@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +66,6 @@ def run(
     print(f"model {model}, config {source}")
     for row in rows:
         print(_line(row))
-    sys.stdout.flush()
 
 
 def _model_of_run(path: Path, role: str) -> Path:

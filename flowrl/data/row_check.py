@@ -104,25 +104,16 @@ def check_rows(rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNee
     )
 
 
-_UNREADABLE = re.compile(
-    r"not (UTF-8|JSON|CSV|usable JSON)|no JSON object|cannot be read:|cells, and"
-)
-
-
 def _kinds_of(problems: Iterable[RowProblem]) -> list[RowFinding]:
     """Groups bad rows by their mistake, whatever the numbers in its words."""
-    groups: dict[str, list[RowProblem]] = {}
+    groups: dict[tuple[str, str], list[RowProblem]] = {}
     for problem in problems:
-        groups.setdefault(re.sub(r"\d+", "#", problem.what), []).append(problem)
+        kind = "empty" if "empty" in problem.what else "unusable"
+        kind = "unreadable" if problem.is_unreadable else kind
+        groups.setdefault((kind, re.sub(r"\d+", "#", problem.what)), []).append(problem)
     return [
         RowFinding(
-            kind="unreadable"
-            if _UNREADABLE.search(what)
-            else "empty"
-            if "empty" in what
-            else "unusable",
-            what=group[0].reason,
-            places=tuple(problem.where for problem in group),
+            kind=kind, what=group[0].reason, places=tuple(problem.where for problem in group)
         )
-        for what, group in groups.items()
+        for (kind, _), group in groups.items()
     ]

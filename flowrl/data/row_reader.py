@@ -150,7 +150,7 @@ def _read(
                         builder.row(record.fields, num_read, where)
                         rows.append(number, record.place, record.number, num_read)
                 except DataError as problem:
-                    bad.count(problem, where)
+                    bad.count(problem, where, is_unreadable=problem is record.fields)
                 num_read += 1
     except OSError as reason:
         raise _unreadable(reason, key) from reason
@@ -245,7 +245,7 @@ class RowBuilder:
             index=index,
             prompt=prompt,
             messages=messages,
-            tools=self._tools(fields) if messages else (),
+            tools=self._tools(fields),
             answer=answer,
             solution=solution,
             rejected=rejected,

@@ -33,7 +33,7 @@ class Row:
         prompt: The text that the policy answers; of a conversation the text of its last message.
         messages: The conversation that the policy answers, with the system message and examples of
             the configuration; empty where the prompt is a text alone.
-        tools: The tools of the conversation, as JSON schemas.
+        tools: The tools that the policy may call, as JSON schemas.
         answer: The reference answer that rewards compare with; empty where the data has none.
         solution: The response that supervised stages learn from; of a pair, the preferred one.
         rejected: The other response of a pair; None where rows were not read for pairs.
@@ -68,12 +68,14 @@ class RowProblem:
         what: The kind of its mistake.
         reason: The mistake with what was found.
         hint: What to do about it.
+        is_unreadable: True if the file's format is broken there.
     """
 
     where: str
     what: str
     reason: str
     hint: str | None = None
+    is_unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class BadRows:
         self._max_bad_rows = max_bad_rows
         self.problems: list[RowProblem] = []
 
-    def count(self, problem: DataError, where: str) -> None:
+    def count(self, problem: DataError, where: str, *, is_unreadable: bool = False) -> None:
         """Counts a bad row.
 
         Raises:
@@ -117,7 +119,13 @@ class BadRows:
         """
         reason = "; ".join(part for part in (problem.what, problem.found) if part)
         self.problems.append(
-            RowProblem(where=where, what=problem.what, reason=reason, hint=problem.hint)
+            RowProblem(
+                where=where,
+                what=problem.what,
+                reason=reason,
+                hint=problem.hint,
+                is_unreadable=is_unreadable,
+            )
         )
         bad = len(self.problems)
         if bad > self._max_bad_rows:

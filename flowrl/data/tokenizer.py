@@ -172,31 +172,31 @@ class Tokenizer:
                 found="data.chat_template=always",
                 hint="set data.chat_template=auto, or add chat_template.jinja to the folder",
             )
+        messages = _user_turn(prompt) if isinstance(prompt, str) else prompt
         if self._chat is not None and chat != "never":
-            messages = _user_turn(prompt) if isinstance(prompt, str) else prompt
             # The template prints the special tokens itself.
             text = self._chat.render(messages, tools, args) + prefix
             return _ids(self._encode(text, self._fast, special=False))
-        text = prompt if isinstance(prompt, str) else self._only_text(prompt, chat)
-        encoding = self._encode(text + prefix, self._fast, special=True)
+        encoding = self._encode(self._only_text(messages, tools) + prefix, self._fast, special=True)
         # The mask is true at what the post-processor added, and at no token of the text.
         own = np.flatnonzero(np.equal(encoding.special_tokens_mask, 0))
         return _ids(encoding)[: own[-1] + 1 if len(own) else None]
 
-    def _only_text(self, messages: Sequence[Message], chat: ChatMode) -> str:
+    def _only_text(self, messages: Sequence[Message], tools: Sequence[object]) -> str:
         """Returns the text of a conversation of one user's turn, which needs no chat template."""
-        if len(messages) == 1 and messages[0]["role"] == "user":
+        if len(messages) == 1 and messages[0]["role"] == "user" and not tools:
             return message_text(messages[0])
         never = "data.chat_template=never" if self._chat is not None else ""
+        what = "with tools" if tools else "of several messages"
         raise DataError(
-            "a conversation of several messages needs a chat template",
+            f"a conversation {what} needs a chat template",
             where=str(self._folder),
             found=f"the roles {', '.join(str(m['role']) for m in messages)}, and "
             + (never or "a tokenizer without a chat template"),
             hint=f"leave {never} out"
             if never
             else "add chat_template.jinja to the model's folder; or make one text of a row "
-            "(data.prompt), without data.system and data.few_shot",
+            "(data.prompt), without data.system, data.few_shot and data.tools",
         )
 
     def encode(self, text: str) -> Ints:

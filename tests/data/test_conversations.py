@@ -122,6 +122,8 @@ def test_tools_are_a_list_or_its_json_text_or_none(tmp_path):
         row = {"prompt": [USER], "answer": "2", "tools": value}
         assert one(tmp_path, row, tools="tools").tools == (clean,)
     assert one(tmp_path, {"prompt": [USER], "answer": "2"}, tools="tools").tools == ()
+    text = {"prompt": "1+1?", "answer": "2", "tools": [{"name": "add"}]}
+    assert one(tmp_path, text, tools="tools").tools == ({"name": "add"},)
     said = refusal(tmp_path, {"prompt": [USER], "answer": "2", "tools": "add"}, tools="tools")
     assert "the field that data.tools reads is no list of tools" in said
 

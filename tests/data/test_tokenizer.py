@@ -453,6 +453,15 @@ def test_broken_files_are_named(tmp_path):
         Tokenizer.load(folder)
 
 
+def test_tools_are_never_left_out_where_there_is_no_chat_template(tmp_path):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows_of(("1+1=", "2"))))
+    for prompt in ("1+1=", [{"role": "user", "content": "1+1="}]):
+        assert len(tokenizer.encode_prompt(prompt)) == 4
+        with pytest.raises(DataError, match="a conversation with tools needs a chat template"):
+            tokenizer.encode_prompt(prompt, tools=[TOOL])
+
+
 def test_prompts_that_are_too_long_are_left_out_and_counted_never_cut(tmp_path):
     spec = CharTokenizer(kind="char", alphabet="0123456789+=")
     rows = rows_of(("1+1=", "2"), ("1+1+1+1+1=", "5"), ("12+1=", "13"))
