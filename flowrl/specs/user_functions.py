@@ -33,12 +33,13 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from flowrl.errors import FlowError, TraceError
 from flowrl.specs.base import Scalar, Spec
-from flowrl.wording import nearest_file, suggestion
+from flowrl.wording import listing, nearest_file, suggestion
 
 __all__ = [
     "NO_DEBUGGER",
     "MarkedFunction",
     "Options",
+    "callable_in",
     "caller",
     "change_options",
     "declared_options",
@@ -229,6 +230,44 @@ class _Source(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def callable_in(
+    place: str, name: str, kind: tuple[str, str, str], error: type[FlowError], where: str
+) -> Callable[..., Any]:
+    """Returns what a plug-in calls of the user's: a function, or a class.
+
+    Args:
+        place: A file `FILE.py`, or the name of a module.
+        kind: Its kind and its noun, singular and plural, for messages: `reward`, `function`,
+            `functions`.
+        error: The error for a file or a name that does not exist; errors of the file itself are
+            not caught.
+        where: The config key, for messages.
+    """
+    path, (kind_of_file, noun, nouns) = Path(place), kind
+    if not place.endswith(".py"):
+        module = importlib.import_module(place)
+    elif path.is_file():
+        module = run_file(path)
+    else:
+        raise error(
+            f"no such {kind_of_file} file",
+            where=where,
+            found=place,
+            hint=f"paths are relative to the working folder, {Path.cwd()}",
+        )
+    value = getattr(module, name, None)
+    if callable(value):
+        found: Callable[..., Any] = value
+        return found
+    own = [n for n, each in vars(module).items() if callable(each) and not n.startswith("_")]
+    raise error(
+        f"{place} has no {noun} {name!r}",
+        where=where,
+        found=f"{nouns} {listing(own)}",
+        hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
+    )
 
 
 def run_file(path: Path) -> ModuleType:

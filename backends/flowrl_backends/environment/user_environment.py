@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 from flowrl.backend.environment import (
@@ -20,7 +17,7 @@ from flowrl.backend.environment import (
 from flowrl.config.user_functions import ENVIRONMENT_OFFERS
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.specs.user_functions import definition_of, run_file
+from flowrl.specs.user_functions import callable_in, definition_of
 from flowrl.wording import listing, suggestion
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads
@@ -168,37 +165,7 @@ def _load(target: str, *, where: str) -> Factory:
             found=repr(target),
             expected="FILE.py:NAME or module:NAME",
         )
-    if place.endswith(".py"):
-        module = _run_file(Path(place), where=where)
-    else:
-        module = importlib.import_module(place)
-    factory = getattr(module, name, None)
-    if callable(factory):
-        made: Factory = factory
-        return made
-    own = _callables(module)
-    raise BackendError(
-        f"{place} has no class {name!r}",
-        where=where,
-        found=f"classes {listing(own)}",
-        hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
-    )
-
-
-def _callables(module: ModuleType) -> Iterable[str]:
-    names = vars(module).items()
-    return [n for n, value in names if callable(value) and not n.startswith("_")]
-
-
-def _run_file(path: Path, *, where: str) -> ModuleType:
-    if not path.is_file():
-        raise BackendError(
-            "no such environment file",
-            where=where,
-            found=str(path),
-            hint=f"paths are relative to the working folder, {Path.cwd()}",
-        )
-    return run_file(path)
+    return callable_in(place, name, ("environment", "class", "classes"), BackendError, where)
 
 
 def _parameters(kind: type, method: str, target: str, *, where: str) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import cast
 
 from flowrl.backend.protocols import ScoreRequest
@@ -25,7 +23,7 @@ from flowrl.config.reward_signatures import (
     signature_of,
 )
 from flowrl.errors import RewardError
-from flowrl.specs.user_functions import run_file
+from flowrl.specs.user_functions import callable_in
 from flowrl.wording import listing, suggestion
 
 __all__ = ["UserFunction"]
@@ -66,7 +64,8 @@ class UserFunction:
                 found=repr(target),
                 expected="FILE.py:NAME",
             )
-        self._function = _function(_run_file(Path(path), where=where), Path(path), name, where)
+        kind = ("reward", "function", "functions")
+        self._function = callable_in(path, name, kind, RewardError, where)
         self._chat = chat
         self._parameters, self._by_position = _parameters(self._function)
         self._signature = signature_of(self._parameters)
@@ -214,31 +213,6 @@ def _as_list(value: object) -> list[object] | None:
         return list(value)
     elements = value.tolist() if hasattr(value, "tolist") else None
     return elements if isinstance(elements, list) else None
-
-
-def _run_file(path: Path, *, where: str) -> ModuleType:
-    if not path.is_file():
-        raise RewardError(
-            "no such reward file",
-            where=where,
-            found=str(path),
-            hint=f"paths are relative to the working folder, {Path.cwd()}",
-        )
-    return run_file(path)
-
-
-def _function(module: ModuleType, path: Path, name: str, where: str) -> Callable[..., object]:
-    function = getattr(module, name, None)
-    if callable(function):
-        typed: Callable[..., object] = function
-        return typed
-    own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    raise RewardError(
-        f"{path} has no function {name!r}",
-        where=where,
-        found=f"functions {listing(own)}",
-        hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
-    )
 
 
 def _parameters(function: Callable[..., object]) -> tuple[Parameters, tuple[str, ...]]:
