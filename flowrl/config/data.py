@@ -330,12 +330,17 @@ class DataConfig(RowFields):
 
     @model_validator(mode="after")
     def _sums_have_no_difficulty(self) -> DataConfig:
-        if self.difficulty is not None and isinstance(self.train, ArithmeticData):
+        sums = [
+            key
+            for key, source in single_sources("data.train", self.train)
+            if isinstance(source, ArithmeticData)
+        ]
+        if self.difficulty is not None and sums:
             raise Refusal(
                 ConfigError(
                     "data.difficulty reads a field of rows, and built-in sums carry no solve rate",
                     where="difficulty",
-                    found="data.train of kind arithmetic",
+                    found=f"{sums[0]} of kind arithmetic",
                     hint="leave data.difficulty out, or write the rows into a file with the field "
                     f"{self.difficulty.field!r}",
                 )

@@ -163,3 +163,11 @@ def test_a_band_without_rows_says_where_the_rows_lie(tmp_path):
     assert f"{path}: data.difficulty leaves none of the 2 rows" in text
     assert "solve_rate from 0 to 0.125" in text
     assert "from 0.2 to 0.8" in text
+
+
+def test_a_band_is_refused_for_sums_also_inside_a_mixture():
+    sums = {"kind": "arithmetic", "split": "train"}
+    mixture = {"kind": "mixture", "sources": {"sums": sums, "rows": "d.jsonl"}}
+    for train in (sums, mixture):
+        with pytest.raises(ValueError, match="built-in sums carry no solve rate"):
+            DataConfig.model_validate({"train": train, "difficulty": {}})
