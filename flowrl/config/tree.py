@@ -2,7 +2,8 @@
 
 Mappings merge key by key, and lists are replaced. A mapping whose `kind` names another section is
 replaced too, because the keys of the old kind mean nothing to the new one. A mapping over a list
-changes the items of these names: `terms: {closeness: {weight: 2}}`.
+changes the items of these names: `terms: {closeness: {weight: 2}}`. A `preset` of rows takes the
+place of the keys of a layout (`prompt`, `answer`, ...) in earlier files.
 
 `null` removes a section or a named entry, as though no file had written it:
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TypeAlias, get_origin
 
+from flowrl.config.data import PRESETS, DataConfig, FileData, HubData
 from flowrl.config.rewards import RewardTerm
 from flowrl.config.section import (
     declared_child,
@@ -194,6 +196,8 @@ def merged(old: Node | None, new: Node, declared: object, path: str = "") -> Nod
         case dict() as entries, dict() as changes if new.leads_to_key or not _differ_in_kind(
             old, new, declared
         ):
+            if "preset" in changes and fitting_model(declared, new.kind or old.kind) in _ROWS:
+                _drop_layout(entries)
             for key, change in changes.items():
                 inner = declared_child(declared, key, new.kind or old.kind)
                 entries[key] = merged(entries.get(key), change, inner, _join(path, key))
@@ -215,6 +219,13 @@ def merged(old: Node | None, new: Node, declared: object, path: str = "") -> Nod
     if not new.leads_to_key:
         old.origin = new.origin
     return old
+
+
+def _drop_layout(entries: dict[str, Node]) -> None:
+    """Drops the keys that describe another layout of rows, but for those of the command line."""
+    for key in {key for preset in PRESETS.values() for key in preset} & entries.keys():
+        if not entries[key].origin.override:
+            del entries[key]
 
 
 def _differ_in_kind(old: Node, new: Node, declared: object) -> bool:
@@ -240,6 +251,8 @@ def _index(items: Sequence[Node], path: str, key: str, origin: Origin) -> int:
         hint=suggestion(key, known) or f"set the whole list: '{path}=[...]'",
     )
 
+
+_ROWS = (DataConfig, FileData, HubData)
 
 _DEFAULT_NAMES = {
     kind: model.model_fields["name"].default

@@ -188,7 +188,7 @@ def _missing(
 ) -> DataError:
     what = f"the row has no field {name!r}, which {key} reads"
     if not before:
-        preset = _fitting_preset(fields)
+        preset = _fitting_preset(fields, key.rpartition(".")[2])
         columns = preset and f"the row has the columns of data.preset={preset}"
         hints = filter(None, (suggestion(name, fields), columns))
         return DataError(
@@ -209,9 +209,11 @@ def _wrong(what: str, value: object, *, key: str) -> DataError:
     return DataError(what, found=_described(value), hint=f"change {key} or the row")
 
 
-def _fitting_preset(fields: Mapping[str, object]) -> str | None:
-    """Returns the first preset whose prompt and answers the row has."""
+def _fitting_preset(fields: Mapping[str, object], key: str) -> str | None:
+    """Returns the first preset that sets `key` and whose prompt and answers the row has."""
     for preset, keys in PRESETS.items():
+        if key not in keys:
+            continue
         named = (str(keys.get(key, "")) for key in ("prompt", "answer", "rejected"))
         values = [fields.get(name.strip("{}").split(".")[0]) for name in named if name]
         turns = keys.get("turns")

@@ -226,3 +226,17 @@ def test_values_given_in_python_are_written_values() -> None:
     assert loaded.where("train.group_size") == "the given configuration (train.group_size)"
     assert loaded.where("seed") == "command line (seed=2)"
     assert not loaded.is_set("train.mini_batches")
+
+
+def test_a_later_preset_replaces_the_layout_of_an_earlier_file(tmp_path: Path) -> None:
+    own = "prompt: '{question}:', answer: answer, solution: '{answer}', system: Short."
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(f"stages: [grpo]\ndata: {{train: a.jsonl, {own}}}\n")
+    second.write_text("extends: first.yaml\ndata: {preset: verl_parquet, solution: '{answer}'}\n")
+    by_file, by_override = (
+        load(second).config.data,
+        load(first, "data.solution={answer}", "data.preset=verl_parquet").config.data,
+    )
+    for data in (by_file, by_override):
+        assert (data.prompt, data.answer) == ("{prompt}", "reward_model.ground_truth")
+        assert (data.solution, data.system) == ("{answer}", "Short.")

@@ -241,6 +241,13 @@ def test_rows_that_fit_a_preset_are_recognised_where_a_field_is_missing(tmp_path
     assert said.endswith(f"the row has the columns of data.preset={preset}")
 
 
+def test_a_preset_that_leaves_the_missing_key_alone_is_not_proposed(tmp_path):
+    row = {"messages": ROWS["openai_chat"][0]["messages"]}
+    said = refusal(tmp_path, row, preset="openai_chat")
+    assert "no field 'answer', which data.answer reads" in said
+    assert "data.preset" not in said
+
+
 def test_where_no_row_is_usable_the_first_says_why_and_what_to_do(tmp_path):
     said = refusal(tmp_path, ROWS["gsm8k"][0], prompt="promt", max_bad_rows=9)
     assert "the data file has no usable row" in said
