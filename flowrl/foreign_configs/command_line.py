@@ -124,6 +124,8 @@ def _statements(text: str, path: Path, shell: _Shell) -> Iterator[list[str]]:
             elif ends and token.startswith("(") and words and words[-1].endswith("="):
                 name, adds = words[-1].rstrip("+="), words[-1].endswith("+=")
                 array = [*shell.arrays.get(name, ())] if adds else []
+                if ")" in token:  # empty, or nothing but comments
+                    shell.arrays[words.pop().rstrip("+=")], array = array, None
             elif ends:
                 yield _without_assignments(words, shell)
                 words = []

@@ -204,10 +204,11 @@ def test_a_script_has_variables_arrays_arithmetic_and_commands_around_the_traini
        #--load elsewhere
     )
     ARGS=(${ARGS[@]} --use-tensorboard)
+    NONE=()
     ARGS+=(--prompt-data "d e.jsonl" --num-rollout $steps)
     if [ "$DIR" ]; then ray start --head --num-gpus 8; fi
     ray job submit --address=x -- python3 train.py --rollout-batch-size 4 \\
-       ${ARGS[@]} --rollout-num-gpus $GPUS --colocate --lr-decay-style linear 2>&1 "$@"
+       ${ARGS[@]} ${NONE[@]} --rollout-num-gpus $GPUS --colocate --lr-decay-style linear 2>&1 "$@"
     pkill -9 python --not-a-key
     """
     values = {entry.key: entry.value for entry in imported(tmp_path, text).entries}
