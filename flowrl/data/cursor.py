@@ -234,11 +234,6 @@ class PromptCursor:
             self._curriculum = Curriculum(curriculum, len(self._prompts), seed)
             self._places = {prompt.index: i for i, prompt in enumerate(self._prompts)}
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next prompt in the order of epochs."""
-        return self._epoch
-
     def take(self, num: int) -> list[PromptItem]:
         """Returns the next `num` prompts."""
         if self._curriculum is not None:

@@ -252,10 +252,6 @@ class Tokenizer:
         inside = (ids >= 0) & (ids < self.vocab_size)
         return ~(inside & self._has_token[np.where(inside, ids, 0)])
 
-    def tokens(self, ids: Sequence[int] | Ints) -> list[str]:
-        """Returns each token as the vocabulary writes it, for people."""
-        return [str(self._fast.id_to_token(int(i))) for i in ids]
-
     def check(self, text: str) -> None:
         """Checks that the tokenizer knows every character of a text.
 
