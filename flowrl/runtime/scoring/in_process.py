@@ -115,7 +115,7 @@ class InlineScorer:
         frames: tuple[str, ...] = ()
         if kind in (FailureKind.RAISED, FailureKind.MEMORY):
             frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
-        message = failure_message(kind, text, frames)
+        message = failure_message(kind, text, frames, term=self._term)
         return ScoreFailure(
             sample=sample, kind=kind, message=message, frames=frames, term=self._term
         )

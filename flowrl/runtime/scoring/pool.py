@@ -113,10 +113,15 @@ class _Worker:
 
 
 def failure_message(
-    kind: FailureKind, text: str, frames: Sequence[str] = (), *, limit: str = ""
+    kind: FailureKind,
+    text: str,
+    frames: Sequence[str] = (),
+    *,
+    limit: str = "",
+    term: str = "",
 ) -> str:
     """Returns the failure, to follow "the reward"; see `ScoreFailure`."""
-    at = f" ({frames[-1]})" if frames else ""
+    at = f" ({frames[-1]})" if frames else f" (term {term})" if term else ""
     match kind:
         case FailureKind.RAISED:
             return f"raised {text}{at}"
@@ -127,7 +132,7 @@ def failure_message(
         case FailureKind.INVALID:
             return f"gave no score: {text}"
         case FailureKind.DIED:
-            return f"ended its process: {text}"
+            return f"ended its process{at}: {text}"
 
 
 class ScoringPool:
@@ -399,7 +404,8 @@ class ScoringPool:
         term: str = "",
     ) -> None:
         key = "its timeout_s" if term in self._limits else "rewards.timeout_s"
-        message = failure_message(kind, text, frames, limit=f"{key}={self._limit_of(term):g}")
+        limit = f"{key}={self._limit_of(term):g}"
+        message = failure_message(kind, text, frames, limit=limit, term=term)
         sample = worker.batch.pop(ticket).sample
         self._done.append(
             ScoreFailure(sample=sample, kind=kind, message=message, frames=frames, term=term)
