@@ -159,12 +159,13 @@ def _read(
         raise band.nothing_left(name)
     if not rows:
         first = bad.problems[first_bad] if num_read else None
+        otherwise = "correct the rows of the file" if first else f"point {key} at a file with rows"
         raise DataError(
             "the data file has no usable row" if num_read else "the data file is empty",
             where=name if first is None else first.where,
             found=None if first is None else first.reason,
             expected="rows with the fields that the configuration reads",
-            hint=(first and first.hint) or f"point {key} at a file with rows",
+            hint=(first and first.hint) or otherwise,
         )
     return Rows(rows, source=name, bad=bad, num_out_of_band=out_of_band, num_read=num_read)
 

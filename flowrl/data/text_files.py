@@ -23,6 +23,8 @@ _CHUNK = 1 << 20
 _MAX_CELL = 1 << 24
 """Characters of the largest cell of a CSV file; a quote that is never closed ends there."""
 
+_TO_UTF8 = "convert the file with its own encoding: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
@@ -41,7 +43,7 @@ def parse_object(line: bytes, *, first: bool = False) -> Fields | DataError:
         text = line.decode("utf-8-sig" if first else "utf-8").strip()
         value = _DECODER.decode(text)
     except UnicodeDecodeError as reason:
-        return DataError(f"not UTF-8 at byte {reason.start + 1} of the line")
+        return DataError(f"not UTF-8 at byte {reason.start + 1} of the line", hint=_TO_UTF8)
     except json.JSONDecodeError as reason:
         return DataError(f"not JSON: {reason.msg} at column {reason.colno}", found=excerpt(text))
     except RecursionError:
@@ -255,7 +257,7 @@ class CsvFile(DataFile):
                 found=excerpt(repr(cells)),
             )
         if any("\udc80" <= c <= "\udcff" for cell in cells if not cell.isascii() for c in cell):
-            return DataError("the row is not UTF-8")
+            return DataError("the row is not UTF-8", hint=_TO_UTF8)
         return dict(zip(self._header, cells, strict=True))
 
 

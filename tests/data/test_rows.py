@@ -140,8 +140,17 @@ def test_a_missing_field_lists_the_rows_fields_and_the_nearest(tmp_path):
 def test_a_line_that_is_not_utf8_is_a_bad_row(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'{"prompt": "p\xff", "answer": "1"}\n{"prompt": "p", "answer": "1"}\n')
-    with pytest.raises(DataError, match=r"d\.jsonl:1: not UTF-8 at byte 14"):
+    with pytest.raises(DataError, match=r"d\.jsonl:1: not UTF-8 at byte 14") as caught:
         read(str(path))
+    assert "iconv -f" in str(caught.value.hint)
+
+
+def test_where_no_row_is_usable_and_none_says_what_to_do_the_rows_are_to_be_corrected(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "p", "answer": NaN}\n')
+    with pytest.raises(DataError, match="NaN is no JSON number") as caught:
+        read(str(path), max_bad_rows=9)
+    assert caught.value.hint == "correct the rows of the file"
 
 
 def test_blank_lines_a_byte_order_mark_and_line_separators_inside_strings_are_no_trouble(tmp_path):
