@@ -201,6 +201,14 @@ class EvalConfig(Section):
     sets: dict[str, HeldOutConfig] = Field(default_factory=dict)
     keep_best: bool = False
 
+    @property
+    def metric_temperature(self) -> float:
+        """The sampling temperature of the set that `metric` is measured on."""
+        own = self.sets.get(self.metric.partition("/")[0])
+        if own is None or own.temperature is None:
+            return self.temperature
+        return own.temperature
+
     @field_validator("sets")
     @classmethod
     def _sets_have_names(cls, sets: dict[str, HeldOutConfig]) -> dict[str, HeldOutConfig]:

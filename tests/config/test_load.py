@@ -240,3 +240,12 @@ def test_a_later_preset_replaces_the_layout_of_an_earlier_file(tmp_path: Path) -
     for data in (by_file, by_override):
         assert (data.prompt, data.answer) == ("{prompt}", "reward_model.ground_truth")
         assert (data.solution, data.system) == ("{answer}", "Short.")
+
+
+def test_the_temperature_of_the_metric_is_that_of_its_set() -> None:
+    base = {"stages": ["grpo"], "data": {"train": "a.jsonl"}}
+    sets = {"greedy": {"temperature": 0}, "more": {"num": 4}}
+    for metric, temperature in [("greedy/acc", 0.0), ("more/acc", 0.5), ("pass@2/acc", 0.5)]:
+        measured = {"sets": sets, "temperature": 0.5, "metric": metric}
+        config = load_config(None, base={**base, "eval": measured}).config
+        assert config.eval.metric_temperature == temperature

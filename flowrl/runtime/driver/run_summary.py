@@ -149,7 +149,7 @@ class RunTotals:
             folder=str(folder),
             seed=config.seed,
             metric=metric,
-            temperature=config.eval.temperature,
+            temperature=config.eval.metric_temperature,
             before=None if self.before is None else self.before.get(metric),
             after=None if self.after is None else self.after.get(metric),
             num_held_out=num_held_out,
