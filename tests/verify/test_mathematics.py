@@ -8,10 +8,12 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sympy.parsing import sympy_parser
 
 from flowrl.config.rewards import PeerMatch
 from flowrl.config.section import kinds_of
 from flowrl.errors import ConfigError, RewardError
+from flowrl_backends.verify import boxed_equality
 from flowrl_backends.verify.boxed_equality import MATHRULER, PRIME, SLIME
 from flowrl_backends.verify.mathematics import final_answer, is_equal, normalized
 from flowrl_backends.verify.options import TermOptions
@@ -143,6 +145,14 @@ def test_text_in_quotation_marks_is_never_evaluated(grader):
     half = r"re('\textbackslash{}061/2')"  # what is in the quotes reaches sympy as \061/2
     assert not grader.is_equal(half, "1/2")
     assert not grader.is_equal(half.replace("'", '"'), "1/2")
+
+
+@pytest.mark.parametrize(
+    "text", ["x.x*0", "(x.xx)-(x.xx)", "x_x-x_x", "[x][0]-x", "(x:=1)-1", "{x}-x"]
+)
+def test_no_syntax_of_python_beyond_arithmetic_reaches_the_parser(monkeypatch, text):
+    monkeypatch.setattr(sympy_parser, "parse_expr", lambda *args, **options: pytest.fail(text))
+    assert not boxed_equality._is_zero(text)
 
 
 @pytest.mark.parametrize(

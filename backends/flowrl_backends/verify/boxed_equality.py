@@ -7,8 +7,9 @@ to 0. Fractions must be reduced, and an integer is equal to itself only.
 
 sympy's parser evaluates its text as Python. As in PRM800K, it is given only texts of at most two
 distinct letters, in which hardly a name of Python can be written, and no large powers. Unlike there
-it is given no quotation marks: `re('...')` evaluates the text in them, which escapes can write
-without letters, and a response could run any program.
+it is given no text with quotation marks, underscores, attributes, brackets or assignments: sympy's
+`re('...')` evaluates the text in the marks, which escapes can write without letters, and a response
+could run any program.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ _UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week"),
     *("month", "year", "foot", "feet", "inch", "yard"),
 )
-_REFUSED = re.compile(r"['\"]|\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
-"""Quotation marks and large powers."""
+_REFUSED = re.compile(
+    r"""['"_\\:;=@\[\]{}]|\.\s*[^\W\d]"""  # strings, attributes, and Python's other syntax
+    r"|\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+"  # large powers
+)
+"""What sympy's parser is not given: all that no sum, product, power or root needs."""
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
 _THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
 _MAX_LETTERS = 2
