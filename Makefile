@@ -36,6 +36,7 @@ TEST = timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q --dura
 QUICK = -m "not learn and not grid and not slow"
 # Processes that share the tests; a file's tests stay in one of them.
 TEST_WORKERS ?= 2
+SHARED = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
 # What `make soak` plays; another seed plays other events.
 SOAK_EVENTS ?= 10000000
@@ -47,10 +48,10 @@ demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
 
 test: set-up
-	$(TEST) $(QUICK) -n $(TEST_WORKERS) --dist loadgroup
+	$(TEST) $(QUICK) $(SHARED)
 
 test-slow: set-up
-	$(TEST) -m slow -n $(TEST_WORKERS) --dist loadgroup
+	$(TEST) -m slow $(SHARED)
 
 test-%: set-up
 	$(TEST) $(QUICK) tests/$*

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -70,13 +71,24 @@ ALONE = (
 """Files whose tests pin cores, measure times or send signals: no two of them run at once."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups tests for `--dist loadgroup`: a file's tests share a worker, with its fixtures."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            path = item.path.relative_to(REPOSITORY).as_posix()
-            item.add_marker(pytest.mark.xdist_group("alone" if path in ALONE else path))
+EACH = "tests/docs/test_documents.py"
+"""A file whose tests share nothing and take long: each is scheduled by itself."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Has a file's tests share a worker, with its fixtures, whatever `--dist` says.
+
+    `--dist loadgroup` is no way to that: it writes groups into ids that pytest 9.2 computes anew.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return "alone" if path in ALONE else nodeid if path == EACH else path
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
