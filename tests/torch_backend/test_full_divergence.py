@@ -15,7 +15,7 @@ from flowrl.algo.logprobs import full, full_in_chunks
 from flowrl.algo.losses import aggregate, sample_weights
 from flowrl.algo.resolve import resolve_kl
 from flowrl.backend.batch import TrainBatch
-from flowrl.errors import BackendError, GraphError, TraceError
+from flowrl.errors import BackendError, GraphError
 from flowrl.specs import AdamW, CrossEntropy, PolicyClip
 from flowrl.specs import kl as penalties
 from flowrl_backends.torch.trainer import TorchTrainer
@@ -162,7 +162,7 @@ def test_chunks_change_neither_value_nor_gradient(
 
 def test_the_full_divergence_takes_no_clamp_and_is_no_estimate() -> None:
     assert str(penalties.full(0.1)) == 'kl(estimator="full", coefficient=0.1)'
-    with pytest.raises(TraceError, match="has no clamp"):
-        penalties.full(0.1, clamp_output=10.0)
+    [(name, value, _)] = penalties.full(0.1, clamp_output=10.0).conflicts()
+    assert (name, value) == ("clamp_output", 10.0)
     with pytest.raises(GraphError, match="not computed from logprobs"):
         resolve_kl(penalties.full(0.1))
