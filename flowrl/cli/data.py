@@ -80,6 +80,16 @@ class _Data:
                 most=self._most,
             )
 
+    def max_length(self, name: str) -> int | None:
+        """Returns the tokens of the longest sample, where a stage learns from the responses."""
+        from flowrl import api
+
+        needs = self.needs(name)
+        if not needs.solution and not needs.rejected:
+            return None
+        _, request, _ = api.ask_for_plan(self._loaded)
+        return request.max_length
+
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the model's folder; that of a new model learns from all rows."""
         name = self._use.owner(self._use.policy or self._use.trained)
@@ -179,7 +189,7 @@ def check(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
     data = _Data(path, overrides)
     config, tokenizer = data.config.data, data.tokenizer()
     reports = {
-        key: check_rows(data.rows(name), tokenizer, config, data.needs(name))
+        key: check_rows(data.rows(name), tokenizer, config, data.needs(name), data.max_length(name))
         for name, (key, _) in data.sources.items()
     }
     refused = {

@@ -24,7 +24,8 @@ class RowFinding:
     """Rows with the same mistake.
 
     Attributes:
-        kind: `unreadable`, `empty`, `unusable`, `too long` or `duplicate`.
+        kind: `unreadable`, `empty`, `unusable`, `too long` (the prompt), `too long response` or
+            `duplicate`.
         what: The mistake in words, from the first of the rows.
         places: The place of each row, with what is particular to it.
     """
@@ -62,12 +63,21 @@ def every_bad_row() -> BadRows:
     return BadRows(sys.maxsize)
 
 
-def check_rows(rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNeeds) -> RowReport:
+def check_rows(
+    rows: Rows,
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    needs: RowNeeds,
+    max_length: int | None = None,
+) -> RowReport:
     """Encodes every prompt and reports what is wrong with rows.
 
     Args:
         rows: Read with `every_bad_row`, so that one bad row does not hide the next.
+        max_length: Tokens of the longest sample, for stages that learn from responses of the rows:
+            prompt and response are counted together.
     """
+    unfit: list[str] = []
     lengths: list[int] = []
     first_at: dict[bytes, str] = {}
     too_long: list[str] = []
@@ -79,6 +89,11 @@ def check_rows(rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNee
             if data.overlong == "filter":
                 continue
         lengths.append(len(ids))
+        if max_length is not None:
+            texts = [row.solution] if row.rejected is None else [row.solution, row.rejected]
+            whole = len(ids) + max(len(tokenizer.encode_response(text)) for text in texts)
+            if whole > max_length:
+                unfit.append(f"{row.where} ({whole} tokens)")
         if needs.answer and not row.answer.strip():
             no_answer.append(row.where)
         key = blake2b(ids.tobytes(), digest_size=12).digest()
@@ -90,6 +105,13 @@ def check_rows(rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNee
         *_kinds_of(rows.problems),
         RowFinding(kind="empty", what="the answer is empty", places=tuple(no_answer)),
         RowFinding(kind="too long", what=limit, places=tuple(too_long)),
+        RowFinding(
+            kind="too long response",
+            what=f"prompt and response longer than {max_length} tokens (data.max_prompt_tokens and "
+            "train.sampling.max_tokens together, or the model's max_length); stages that learn "
+            "from responses of the data leave them out",
+            places=tuple(unfit),
+        ),
         RowFinding(kind="duplicate", what="the same prompt", places=tuple(twice)),
     ]
     findings.sort(key=lambda finding: -len(finding.places))

@@ -139,3 +139,14 @@ def test_check_as_json_has_every_place(config, capsys):
     assert (report["num_read"], report["num_usable"], report["num_bad"]) == (10, 1, 9)
     assert report["prompt_tokens"]["max"] == 4
     assert report["refused"].startswith("9 bad rows")
+
+
+def test_check_counts_responses_that_stages_on_examples_leave_out(config, capsys):
+    write(row("1+1=", "2"), row("2+2=", "44444444"), row("3+3=", "666666"))
+    code, text = checked(config, capsys, "stages=[sft]", "args=null", "train.sampling.max_tokens=4")
+    assert code == 0
+    assert "data.train: rows.jsonl: 3 rows, 3 usable" in text
+    assert "  1 too long response: prompt and response longer than 12 tokens" in text
+    assert "    rows.jsonl:2 (13 tokens)" in text
+    _, without = checked(config, capsys, "train.sampling.max_tokens=4")
+    assert "too long response" not in without  # grpo reads no response of the data
