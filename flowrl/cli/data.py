@@ -25,7 +25,7 @@ from flowrl.data import (
 )
 from flowrl.data.row_check import RowReport, check_rows, every_bad_row
 from flowrl.data.rows import Row
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, DataError
 from flowrl.files import encode_json
 from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.wording import counted, listing, one_of_them
@@ -134,6 +134,14 @@ def show(
         values = [_row_json(*each, tokenizer, needs) for each in shown]
         print(encode_json({"rows": values, "problems": problems}), end="")
         return
+    if not shown and rows.problems:
+        first = rows.problems[0]
+        raise DataError(
+            "no row that can be used is among those",
+            where=first.where,
+            found=first.reason,
+            hint="`flowrl data check` counts the rows by their mistakes",
+        )
     print("\n\n".join(_row_text(*each, tokenizer, needs) for each in shown))
     for problem in rows.problems[:_SHOWN_PLACES]:
         print(f"\n{problem.where}: {problem.reason}")

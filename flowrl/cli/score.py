@@ -113,6 +113,10 @@ def _completions(path: Path, fields: Fields) -> list[_Completion]:
             error.where = where
             raise
         completions.append((where, request))
+    if not completions:
+        raise DataError(
+            "the file has no completion", where=str(path), hint="name a file with rows"
+        )
     return completions
 
 
@@ -189,7 +193,8 @@ def _print_differences(
     for where, request in completions:
         results = {name: by_sample[request.sample] for name, by_sample in scores.items()}
         first, *others = map(_as_json, results.values())
-        if any(other != first for other in others):
+        failed = [isinstance(result, ScoreFailure) for result in results.values()]
+        if not all(failed) and any(other != first for other in others):
             values = ", ".join(f"{name} {_shown(result)}" for name, result in results.items())
             end = f"response ends {request.response[-_EXCERPT:]!r}, answer {request.answer!r}"
             different.append(f"{where}: {values}\n  {end}")

@@ -113,6 +113,7 @@ def _refuse_foreign(path: Path, head: bytes, text: bytes) -> None:
             where=str(path),
             found=repr(head[:16]),
             expected=_READ,
+            hint="write its rows as JSON lines, CSV or Parquet, and name that file",
         )
 
 

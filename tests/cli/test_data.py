@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import data
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, DataError
 from tests.runtime.tiny_runs import tiny_config
 
 
@@ -150,3 +150,10 @@ def test_check_counts_responses_that_stages_on_examples_leave_out(config, capsys
     assert "    rows.jsonl:2 (13 tokens)" in text
     _, without = checked(config, capsys, "train.sampling.max_tokens=4")
     assert "too long response" not in without  # grpo reads no response of the data
+
+
+def test_show_says_why_none_of_the_rows_can_be_used(config, capsys):
+    write(row("letters"), row("more"))
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: no row that can be used") as caught:
+        data.show(config, [], split="train", skip=0, num=2, as_json=False)
+    assert "flowrl data check" in str(caught.value)

@@ -64,3 +64,15 @@ def test_an_unknown_reward_is_refused_with_those_that_there_are():
         scored("gsm9k")
     with pytest.raises(ConfigError, match=r"mine\.py has no function 'g'"):
         scored("mine.py:g")
+
+
+def test_completions_on_which_both_rewards_fail_do_not_differ(capsys):
+    Path("other.py").write_text("def f(solution_str): return {}[solution_str]")
+    scored("mine.py:f", "other.py:f")
+    assert "they differ on 0 of 2 completions" in capsys.readouterr().out
+
+
+def test_a_file_without_completions_is_refused():
+    Path("done.jsonl").write_text("\n")
+    with pytest.raises(DataError, match=r"done\.jsonl: the file has no completion"):
+        scored("gsm8k")
