@@ -114,9 +114,7 @@ def _completions(path: Path, fields: Fields) -> list[_Completion]:
             raise
         completions.append((where, request))
     if not completions:
-        raise DataError(
-            "the file has no completion", where=str(path), hint="name a file with rows"
-        )
+        raise DataError("the file has no completion", where=str(path), hint="name a file with rows")
     return completions
 
 
