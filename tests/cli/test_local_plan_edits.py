@@ -21,7 +21,11 @@ def flowrl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     ("part", "change", "said"),
     [
         ("", {"kind": "hybrid"}, "(kind): this executor knows no such kind"),
-        ("actor", {"num_slots": 10**6}, ".num_slots): more samples at once than memory is planned"),
+        (
+            "actor",
+            {"num_slots": 10**6},
+            ".num_slots): memory is planned for another number of samples",
+        ),
         ("actor.generate", {"replicas": 900}, "(operations): this machine does not hold the plan"),
         ("actor.generate", {"cores": [1 << 14]}, ".cores): there is no such core here"),
     ],
