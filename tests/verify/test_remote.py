@@ -13,6 +13,7 @@ from flowrl.backend.protocols import ScoreContext, ScoreRequest
 from flowrl.errors import ConfigError, RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
+from flowrl_backends.verify.remote import read_answer
 from flowrl_backends.verify.scorer import Scorer
 
 
@@ -143,3 +144,21 @@ def test_a_redirection_is_an_error_and_is_not_followed(service):
     with pytest.raises(RewardError, match="status 302"):
         scorer(service).score(request("moved"))
     assert len(service.asked) == 1
+
+
+class Dripping:
+    """A reply of one byte after the other."""
+
+    def __init__(self, body: bytes) -> None:
+        self.left = body
+
+    def read1(self, size: int) -> bytes:
+        first, self.left = self.left[:1], self.left[1:]
+        return first
+
+
+def test_an_answer_that_drips_in_ends_at_the_limit_of_the_whole():
+    seconds = iter(range(100))
+    assert read_answer(Dripping(b"12"), 2.0, lambda: next(seconds)) == b"12"
+    with pytest.raises(TimeoutError, match="not complete after 2 s"):
+        read_answer(Dripping(b"123456"), 2.0, lambda: next(seconds))

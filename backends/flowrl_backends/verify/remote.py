@@ -20,8 +20,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import ConfigError, RewardError
@@ -122,7 +123,7 @@ class HttpReward:
             message = urllib.request.Request(self._address(), data=body, headers=self._headers)
             try:
                 with _OPENER.open(message, timeout=self._request_s) as reply:
-                    text = reply.read(_MAX_ANSWER)
+                    text = read_answer(reply, self._request_s)
                 score = self._score(json.loads(text))
                 if score is not None:
                     return score
@@ -134,6 +135,30 @@ class HttpReward:
             except (OSError, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
         return f"{reason} (asked {self._retries + 1} times)"
+
+
+class _Reply(Protocol):
+    def read1(self, size: int) -> bytes: ...
+
+
+def read_answer(
+    reply: _Reply, limit_s: float, clock: Callable[[], float] = time.monotonic
+) -> bytes:
+    """Returns the body of a reply, cut at the longest answer that is read.
+
+    Args:
+        limit_s: Seconds for the whole body; the limit of the connection counts from byte to byte.
+        clock: Returns seconds that only grow.
+
+    Raises:
+        TimeoutError: The body took longer.
+    """
+    started, answer = clock(), bytearray()
+    while len(answer) < _MAX_ANSWER and (part := reply.read1(_MAX_ANSWER - len(answer))):
+        answer += part
+        if clock() - started > limit_s:
+            raise TimeoutError(f"the answer was not complete after {limit_s:g} s")
+    return bytes(answer)
 
 
 class JudgeReward(HttpReward):
