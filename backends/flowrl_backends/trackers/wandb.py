@@ -12,6 +12,8 @@ from flowrl.observe.trackers import TrackerContext
 __all__ = ["WandB"]
 
 _MODES = ("offline", "online")
+_LIMIT_S = 90.0
+"""Seconds that the beginning and the end of a run may wait for its server."""
 
 
 class WandB:
@@ -59,7 +61,13 @@ class WandB:
             resume="allow",
             dir=str(context.folder),
             config=dict(context.config),
-            settings=wandb.Settings(console="off", silent=True),
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=_LIMIT_S,
+                finish_timeout=_LIMIT_S,
+                finish_timeout_raises=True,
+            ),
         )
         self._teardown = wandb.teardown
         self._stages: set[str] = set()
@@ -74,5 +82,7 @@ class WandB:
 
     def close(self) -> None:
         """Ends the run of Weights & Biases and waits for its files; idempotent."""
-        self._run.finish()
-        self._teardown()  # in offline mode `finish` returns before its service wrote the file
+        try:
+            self._run.finish()
+        finally:
+            self._teardown()  # in offline mode `finish` returns before its service wrote the file
