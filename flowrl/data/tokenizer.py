@@ -162,8 +162,8 @@ class Tokenizer:
             prefix: The text with which the response begins.
 
         Raises:
-            DataError: A character outside the vocabulary, `always` without a chat template, or a
-                conversation that needs one.
+            DataError: A character outside the vocabulary, `always` or `args` without a chat
+                template, or a conversation that needs one.
         """
         if chat == "always" and self._chat is None:
             raise DataError(
@@ -177,6 +177,13 @@ class Tokenizer:
             # The template prints the special tokens itself.
             text = self._chat.render(messages, tools, args) + prefix
             return _ids(self._encode(text, self._fast, special=False))
+        if args:
+            raise DataError(
+                "data.chat_args are variables of a chat template, and none is used",
+                where=str(self._folder),
+                found=", ".join(sorted(args)),
+                hint="leave data.chat_args out, or use a model whose folder has a chat template",
+            )
         encoding = self._encode(self._only_text(messages, tools) + prefix, self._fast, special=True)
         # The mask is true at what the post-processor added, and at no token of the text.
         own = np.flatnonzero(np.equal(encoding.special_tokens_mask, 0))

@@ -460,6 +460,8 @@ def test_tools_are_never_left_out_where_there_is_no_chat_template(tmp_path):
         assert len(tokenizer.encode_prompt(prompt)) == 4
         with pytest.raises(DataError, match="a conversation with tools needs a chat template"):
             tokenizer.encode_prompt(prompt, tools=[TOOL])
+        with pytest.raises(DataError, match=r"data\.chat_args are variables of a chat template"):
+            tokenizer.encode_prompt(prompt, args={"enable_thinking": False})
 
 
 def test_prompts_that_are_too_long_are_left_out_and_counted_never_cut(tmp_path):
