@@ -154,7 +154,7 @@ class _Window:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._pos)
             except json.JSONDecodeError as reason:
-                # A value that is cut off cannot be told from a broken one before the end.
+                # A value that is cut off looks like a broken one before the end.
                 if not self._grow():
                     self._advance(min(reason.pos, len(self._text)))
                     raise self.error(f"not JSON: {reason.msg}") from None

@@ -158,16 +158,18 @@ def by_member(request: ScoreRequest) -> float:
     return float(request.sample.rpartition("/")[2])
 
 
+def pairs_of_samples(**settings: Any) -> RolloutScheduler:
+    return RolloutScheduler(SchedulerSettings(group_size=2, **settings), validate=True)
+
+
 def driver_of(
     world: World,
     engine: Engine,
     rule: Callable[[ScoreRequest], float | str | None] = by_member,
     **changes: Any,
 ) -> RolloutDriver:
-    judge = changes.get("judge")
-    settings = SchedulerSettings(group_size=2, judges_groups=judge is not None)
     values: dict[str, Any] = {
-        "scheduler": RolloutScheduler(settings, validate=True),
+        "scheduler": pairs_of_samples(judges_groups=bool(changes.get("judge"))),
         "engines": {EngineId("actor[0]"): engine},
         "scorers": {VERIFIER: Scoring(world, rule)},
         "tokenizer": Words(),
@@ -517,16 +519,13 @@ def test_a_sample_is_scored_when_every_scorer_has_answered():
     driver.offer(prompts(1))
     ((_, members),) = driver.collect(1, 1).groups
     payloads = [payload for _, payload in members]
-    assert [payload.scores for payload in payloads] == [
-        {VERIFIER: 0.0, JUDGE: 5.0},
-        {VERIFIER: 1.0, JUDGE: 5.0},
-    ]
-    assert [payload.score for payload in payloads] == [0.0, 1.0]  # the first one's is told
+    assert [p.scores for p in payloads] == [{VERIFIER: v, JUDGE: 5.0} for v in (0.0, 1.0)]
+    assert [payload.score for payload in payloads] == [0.0, 1.0]  # the first scorer's is reported
     assert payloads[0].terms == {"verifier/term": 0.0, "judge/term": 5.0}
     assert world.log.count("score 0/0/0") == 2
 
 
-def test_the_score_that_is_told_may_be_another_scorer_s():
+def test_the_reported_score_may_be_that_of_another_scorer():
     world = World()
     scorers = {VERIFIER: Scoring(world, by_member), JUDGE: Scoring(world, lambda _: 5.0)}
     driver = driver_of(world, Engine(world), scorers=scorers, reported=JUDGE)
@@ -566,13 +565,9 @@ def test_a_reward_that_failed_is_asked_again_once_all_scorers_have_answered():
     # Of the first time, the judge answers after the verifier has failed.
     late = Scoring(world, lambda r: 5.0 if world.log.count("scored 0/0/1") else None)
     scorers = {VERIFIER: Scoring(world, first_raises), JUDGE: late}
-    scheduler = RolloutScheduler(
-        SchedulerSettings(group_size=2, retries=Retries(rewards=2)), validate=True
-    )
+    retry = pairs_of_samples(retries=Retries(rewards=2))
     failures = FailureBudget(0)
-    driver = driver_of(
-        world, Engine(world), scorers=scorers, scheduler=scheduler, failures=failures
-    )
+    driver = driver_of(world, Engine(world), scorers=scorers, scheduler=retry, failures=failures)
     driver.offer(prompts(1))
     ((_, members),) = driver.collect(1, 1).groups
     assert [payload.scores for _, payload in members] == [{VERIFIER: 2.0, JUDGE: 5.0}] * 2
@@ -585,13 +580,9 @@ def test_a_reward_that_failed_is_asked_again_once_all_scorers_have_answered():
 def test_a_reward_that_goes_on_failing_is_counted_once():
     world = World()
     scorers = {VERIFIER: Scoring(world, lambda r: "no" if r.sample == "0/0/0" else 1.0)}
-    scheduler = RolloutScheduler(
-        SchedulerSettings(group_size=2, retries=Retries(rewards=3)), validate=True
-    )
+    retry = pairs_of_samples(retries=Retries(rewards=3))
     failures = FailureBudget(1)
-    driver = driver_of(
-        world, Engine(world), scorers=scorers, scheduler=scheduler, failures=failures
-    )
+    driver = driver_of(world, Engine(world), scorers=scorers, scheduler=retry, failures=failures)
     driver.offer(prompts(2))
     assert [group for group, _ in driver.collect(1, 2).groups] == ["0/1"]
     assert world.log.count("score 0/0/0") == 3

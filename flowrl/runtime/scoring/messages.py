@@ -25,7 +25,7 @@ from flowrl.backend.protocols import ScoreContext, ScoreRequest
 __all__ = ["BATCH", "RequestTuple", "Status", "request_tuple", "term_limits"]
 
 BATCH = -1
-"""The ticket that stands for several samples which are scored in one call."""
+"""The ticket that represents several samples which are scored in one call."""
 
 RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int, Sequence[int]]
 """Ticket, then the fields of a `ScoreRequest` in their order."""

@@ -122,7 +122,7 @@ class RunInputs:
 
     Attributes:
         config: The configuration, with steps in place of epochs.
-        stages: The stages, likewise.
+        stages: The compiled stages, also with steps in place of epochs.
         scorers: Open.
         prepared_inputs: Data and models.
     """
