@@ -90,10 +90,14 @@ def test_lines_that_the_compiled_run_orders_otherwise_give_the_same(program: str
         for executor in ("local", "eager")
     )
     # Where a reward fails, scorer processes may have scored others of its group before, or not.
-    left = [without_dropped(outcome(run.folder)) for run in (compiled, eager)]
-    assert left[1] == left[0]
+    (left, stayed, gone), (other, others, lost) = (
+        without_dropped(outcome(run.folder)) for run in (compiled, eager)
+    )
+    assert others == stayed
+    assert lost == gone
+    assert other == left
     assert left_by(eager.folder) == left_by(compiled.folder)
-    assert bool(left[1][2]) == ("rewards" in settings)
+    assert bool(gone) == ("rewards" in settings)
 
 
 def test_engines_that_give_their_memory_back_are_awake_where_lines_draw(tmp_path: Path):
