@@ -167,8 +167,10 @@ class AdmissionQueue:
         self.requested.clear()
 
     def settle(self, kept: bool) -> None:
-        """Counts a group that got READY, or died before."""
+        """Counts a group that got READY, or died before, where the refill policy reads counts."""
         fading = self._settings.refill_by.fading
+        if not fading:
+            return  # else what is left would say which group was the last, a matter of time
         self.kept = self.kept * fading + kept
         self.settled = self.settled * fading + 1
 

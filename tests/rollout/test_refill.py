@@ -39,6 +39,16 @@ def test_as_many_are_asked_for_as_are_missing(play):
     assert needs(judge(p, g0="dull", g1="dull", g2="dull", g3=None)) == [3]
 
 
+def test_the_state_does_not_say_which_group_was_settled_last(play):
+    def state_after(*order):
+        p = filled(play, AskMissing())
+        for name in order:
+            judge(p, **{name: "dull" if name == "g1" else None})
+        return p.scheduler.to_json()["admission"]
+
+    assert state_after("g0", "g1", "g2") == state_after("g2", "g0", "g1")
+
+
 def test_more_are_asked_for_where_few_are_kept(play):
     p = filled(play, AskByKeepRate(prior=0.5, weight=2.0, memory=1e9, most=10.0))
     # 2 of 2 + 4 so far, with the prior: a third of what is asked for will be kept.

@@ -378,6 +378,30 @@ def test_nothing_of_a_dropped_sample_is_left_for_the_next_driver():
     assert scoring.poll() == []
 
 
+@pytest.mark.parametrize("later", ["0/0/0", "0/0/1"])
+def test_the_state_does_not_say_which_scores_came_together_with_a_failure(later: str):
+    """One member fails and the other is scored: in the same poll, or in two, in either order."""
+
+    def state_when(slow: str) -> dict[str, Any]:
+        world = World()
+
+        def rule(request: ScoreRequest) -> float | str | None:
+            ended = {"score 0/0/0", "score 0/0/1"} <= set(world.log)
+            if not ended or (request.sample == slow and world.now < 1.0):
+                return None
+            return "raised ValueError" if request.sample == "0/0/0" else 1.0
+
+        driver = driver_of(world, Engine(world), rule, failures=FailureBudget(1))
+        driver.offer(prompts(1))
+        driver.collect(1, 1)
+        state = driver.scheduler.to_json()
+        return {key: value for key, value in state.items() if key not in ("timers", "engines")}
+
+    together, apart = state_when(""), state_when(later)
+    assert together.pop("last_event_id") <= apart.pop("last_event_id")
+    assert together == apart
+
+
 def test_an_aborted_sample_has_left_the_engine_when_its_batch_is_delivered():
     world = World()
     engine = Engine(world, ["0/0/0"])  # the second member would never end by itself

@@ -457,8 +457,11 @@ class RolloutDriver:
             payload = self.store.get(failure.sample)
             if payload is not None:  # else it was dropped with a member that failed before
                 self._emit(self._failed(failure, payload))
-        if answers.scored:
-            self._emit(SamplesScored(**self._stamp(), scores=tuple(answers.scored)))
+        # A failure above may have dropped its whole group: whether the scores of the others came in
+        # the same poll is a matter of time, and must not show in the scheduler's state.
+        scores = tuple(score for score in answers.scored if self.store.get(score[0]) is not None)
+        if scores:
+            self._emit(SamplesScored(**self._stamp(), scores=scores))
         seconds.answer += self._clock() - answered
         return answers.num
 
