@@ -92,7 +92,7 @@ class _Data:
 
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the model's folder; that of a new model learns from all rows."""
-        name = self._use.owner(self._use.policy or self._use.trained)
+        name = self._use.owner(self._use.reader)
         role, data = self.config.roles[name], self.config.data
         lessons: Iterable[Row] = ()
         with locating(self._loaded), tempfile.TemporaryDirectory(prefix="flowrl-") as folder:

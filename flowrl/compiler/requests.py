@@ -25,7 +25,7 @@ from flowrl.program.roles import Environment, Reward
 from flowrl.specs import LossSpec
 from flowrl.wording import counted, listing, suggestion
 
-__all__ = ["plan_requests"]
+__all__ = ["evaluated_role", "plan_requests"]
 
 
 def plan_requests(

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from flowrl.cluster.cpu import read_cores
 from flowrl.compiler.lowering import LoweredStage
+from flowrl.compiler.requests import evaluated_role
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.cost.demand import phase_of
@@ -127,6 +128,19 @@ def _roles_without_work(stages: _Stages, role_backends: RoleBackends) -> Iterato
             )
 
 
+def _held_out_data_without_a_policy(stages: _Stages, role_backends: RoleBackends) -> Iterator[str]:
+    """Yields held-out data of a run that trains no policy, which is not measured."""
+    loaded = role_backends.loaded
+    if evaluated_role([stage.graph for stage in stages]) is not None:
+        return
+    if loaded.is_set("data.eval") and not loaded.is_taken_over("data.eval"):
+        yield (
+            f"{loaded.where('data.eval')}: held-out prompts are answered by the policy that a run "
+            "trains, and this one trains none, so that they are not measured. Give them as "
+            "data.train to generate and score them, or measure a model with `flowrl eval`"
+        )
+
+
 def _critics_that_never_learn(stages: _Stages, role_backends: RoleBackends) -> Iterator[str]:
     trained = {node.role for _, node in _nodes(stages, Op.UPDATE, Op.SYNC)}
     critics = {str(node.role): node for _, node in reversed([*_nodes(stages, Op.VALUES)])}
@@ -204,6 +218,7 @@ _CHECKS: tuple[Callable[[_Stages, RoleBackends], Iterator[str]], ...] = (
     _other_policies,
     _imitating_itself,
     _roles_without_work,
+    _held_out_data_without_a_policy,
     _critics_that_never_learn,
     _penalties_out_of_reach,
     _tokens_that_a_reader_lacks,

@@ -14,7 +14,7 @@ from flowrl.graph.ir import (
     format_attr,
     format_graph,
 )
-from flowrl.graph.sample_sets import sample_sets
+from flowrl.graph.sample_sets import results, sample_sets
 from flowrl.graph.serialization import graph_from_json, graph_to_json, parse
 from flowrl.graph.verify import problems, verify
 
@@ -35,6 +35,7 @@ __all__ = [
     "graph_to_json",
     "parse",
     "problems",
+    "results",
     "sample_sets",
     "verify",
 ]

@@ -13,10 +13,11 @@ from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.specs import FilterSpec, SelectSpec
 
-__all__ = ["check_sample_sets", "sample_sets", "sampling_node"]
+__all__ = ["check_sample_sets", "results", "sample_sets", "sampling_node"]
 
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 _MAKES = (Op.SOURCE, *_ROLLOUTS, Op.FILTER, Op.SELECT)
+_IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, Op.FILTER, Op.SELECT)
 
 
 def sample_sets(graph: Graph) -> dict[str, str]:
@@ -33,6 +34,21 @@ def sample_sets(graph: Graph) -> dict[str, str]:
         edges = [e for e in graph.in_edges(node.id) if not e.carried and e.src in made]
         made[node.id] = node.id if node.op in _MAKES or not edges else made[edges[0].src]
     return made
+
+
+def results(graph: Graph) -> tuple[Node, ...]:
+    """Returns what a workflow without an update is for: samples and scores that no node reads.
+
+    A run writes them to samples.jsonl. A workflow with an update has none.
+    """
+    if graph.of_op(Op.UPDATE):
+        return ()
+    read = {edge.src for edge in graph.edges if not graph.is_inner(edge)}
+    return tuple(
+        node
+        for node in graph.of_op(*_IN_SAMPLES)
+        if node.id not in read and (node.region is None or node.op is Op.INTERACT)
+    )
 
 
 def sampling_node(graph: Graph, node: Node) -> Node | None:

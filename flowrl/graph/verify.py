@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, called, names_of, node_error, per
-from flowrl.graph.sample_sets import check_sample_sets
+from flowrl.graph.sample_sets import check_sample_sets, results
 from flowrl.graph.signatures import (
     PREFERRED,
     PROMPT,
@@ -63,10 +63,11 @@ def problems(graph: Graph) -> Iterator[GraphError]:
         yield from _check_node(graph, node, SIGNATURES[node.op])
     yield from check_role_models(graph)
     yield from check_sample_sets(graph)
-    if not graph.of_op(Op.UPDATE):
+    if not graph.of_op(Op.UPDATE, Op.LOG) and not results(graph):
         yield GraphError(
-            f"workflow '{graph.name}' updates nothing",
-            expected="at least one update, such as actor.update(rollout, rewards)",
+            f"workflow '{graph.name}' does nothing",
+            expected="an update, such as actor.update(rollout, rewards), or samples that a run "
+            "writes down",
         )
 
 

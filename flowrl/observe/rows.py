@@ -66,7 +66,7 @@ class StepMetrics:
 
     Attributes:
         version: Weight publications before this step's rollouts.
-        num_samples: Samples that reached the update.
+        num_samples: Samples that reached the update, or were consumed in a stage without one.
         num_tokens: Response tokens produced for the step.
         length_mean: Response tokens a sample.
         truncated: Share of samples that ended at `max_tokens`.

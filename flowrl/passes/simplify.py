@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, count
 
-from flowrl.graph import Edge, Graph, Node, Op
+from flowrl.graph import Edge, Graph, Node, Op, results
 from flowrl.graph.signatures import ADVANTAGE, ROLLOUT_LOGPROBS, SAMPLING_OPTIONS, SCORE
 from flowrl.ids import NodeId
 from flowrl.passes.context import Context, Decision
@@ -167,8 +167,11 @@ def _is_pass(node: Node) -> bool:
 
 
 def drop_dead_nodes(graph: Graph, context: Context) -> Graph:
-    """Keeps updates and logs, syncs of roles that do something, and all that these read."""
-    live = ancestors(graph, {node.id for node in graph.of_op(Op.UPDATE, Op.LOG)})
+    """Keeps updates and logs, or the samples of a workflow without updates, syncs of roles that do
+    something, and all that these read.
+    """
+    sinks = (*graph.of_op(Op.UPDATE, Op.LOG), *results(graph))
+    live = ancestors(graph, {node.id for node in sinks})
     asked = {graph.node(node_id).role for node_id in live}
     live = ancestors(graph, live | {n.id for n in graph.of_op(Op.SYNC) if n.role in asked})
     return replace(

@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Edge, Field, Graph, Level, Node, Op, SourceRef
+from flowrl.graph.sample_sets import results
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.source import user_line
@@ -209,8 +210,9 @@ class Tracer:
             TraceError: Nothing uses an output.
         """
         self.closed = True
-        self._refuse_unused()
-        return self.graph()
+        graph = self.graph()
+        self._refuse_unused({node.id for node in results(graph)})
+        return graph
 
     def graph(self) -> Graph:
         """Returns the graph recorded so far."""
@@ -221,7 +223,7 @@ class Tracer:
             edges=tuple(self._edges),
         )
 
-    def _refuse_unused(self) -> None:
+    def _refuse_unused(self, results: Collection[NodeId]) -> None:
         # Within a region all read each other, which is no use of what the region makes.
         read = {e.src for e in self._edges if self._nodes[e.dst].region is None}
         asked = {node.role for node in self.nodes if node.op is not Op.SYNC}
@@ -235,7 +237,7 @@ class Tracer:
                     hint=f"use {node.role}, or leave {node.id} out "
                     "(inside `if kl:` where only some settings need it)",
                 )
-            if node.op in _SINKS or node.id in read or inside:
+            if node.op in _SINKS or node.id in read or node.id in results or inside:
                 continue
             if node.op is Op.SOURCE and not any(e.src == node.id for e in self._edges):
                 raise TraceError(

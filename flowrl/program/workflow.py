@@ -121,11 +121,11 @@ class Workflow:
             if update.of_op(Op.UPDATE):
                 verify(update)
             raise unused
-        if not graph.of_op(Op.UPDATE):
+        if not graph.nodes:
             raise TraceError(
-                f"workflow '{self.name}' updates nothing",
+                f"workflow '{self.name}' does nothing",
                 where=str(self.source),
-                hint="end it with actor.update(rollout, rewards)",
+                hint="end it with actor.update(rollout, rewards), or generate samples",
             )
         return verify(graph)
 

@@ -378,6 +378,8 @@ class Run:
         last = index == len(self._stages) - 1
         logged = [str(node.attr("name")) for node in stage.graph.of_op(Op.LOG)]
         self._display.stage(stage.name, stage.config.train.steps, logged)
+        if not stage.graph.of_op(Op.UPDATE):
+            self._display.note(f"{stage.name} updates no model: its result is samples and numbers")
         if (stop := stage.config.stop) is not None:
             reached = f"{stop.metric} reaches {stop.at_least:g} on held-out data"
             self._display.note(f"{stage.name} ends before that when {reached}")

@@ -137,10 +137,13 @@ class _Simulation:
             self._rollout(rollout, workloads[rollout.name]) for rollout in model.rollouts
         ]
         self.before = self._turns()  # by rollout, those that it waits for
-        # A rollout that no update reads (a baseline) is consumed, but not learned from.
+        # A rollout that no update reads (a baseline) is consumed, but not learned from; without an
+        # update, samples are what the step is for.
         updates = [op for op in model.ops if op.op == "update"]
-        self.learned = {op.rollout for op in updates}
-        self.num_rows = max((op.rows for op in updates if op.rollout is None), default=0)
+        everything = {rollout.name for rollout in model.rollouts}
+        self.learned = {op.rollout for op in updates} if updates else everything
+        readers = updates or model.ops
+        self.num_rows = max((op.rows for op in readers if op.rollout is None), default=0)
         self.breaker = EngineBreaker(
             clock=self.clock,
             faults=faults,

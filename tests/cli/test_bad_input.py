@@ -33,7 +33,7 @@ PROGRAMS = {
     "loop": "    for score in scores:\n        pass\n    actor.update(rollout, scores)\n",
     "field": "    actor.update(rollout, scores.rewards)\n",
     "handle": "    actor.update(rollout, advantages=prompts)\n",
-    "idle": "    pass\n",
+    "idle": "    fl.advantage.group_relative(scores)\n",
 }
 
 BIG = ["roles.actor.model.hidden_size=65536", "roles.actor.model.num_layers=80"]
@@ -128,7 +128,7 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
     "handle in a loop": (["graph", "loop.py"], ["loop.py:7"]),
     "missing field": (["graph", "field.py"], ["field.py:7", "'rewards'", "fields"]),
     "wrong handle": (["graph", "handle.py"], ["handle.py:7", "advantages", "fl.Advantages"]),
-    "no update": (["graph", "idle.py"], ["idle.py:6", "nothing uses what verifier.score makes"]),
+    "no update": (["graph", "idle.py"], ["idle.py:7", "nothing uses what advantage makes"]),
 }
 
 

@@ -171,3 +171,16 @@ def test_turns_that_can_never_be_had_are_refused(caplog):
         warned(caplog, playing(13, 4), roles=of_games())
     assert "33 tokens" in str(caught.value)
     assert "write max_turns=12" in str(caught.value)
+
+
+@fl.workflow
+def measured(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
+    judge.score(actor.generate(prompts))
+
+
+def test_held_out_data_of_a_run_that_trains_no_policy_is_told(caplog):
+    assert warned(caplog, measured, roles=roles()) == []
+    data = {**config()["data"], "eval": {"kind": "arithmetic", "split": "eval"}}
+    (said,) = warned(caplog, measured, roles=roles(), data=data)
+    assert "(data.eval): held-out prompts are answered by the policy that a run trains" in said
+    assert warned(caplog, grpo, roles=roles(), data=data) == []

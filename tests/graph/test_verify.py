@@ -8,7 +8,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import GraphError
-from flowrl.graph import Edge, Graph, Level, Unit, problems, verify
+from flowrl.graph import Edge, Graph, Level, Op, Unit, problems, verify
 from flowrl.passes import Context, run_passes
 from flowrl.specs import CrossEntropy, PolicyClip
 from flowrl.specs.loss import policy_clip, truncate, value_clip
@@ -219,10 +219,9 @@ def test_a_loss_of_a_critic_needs_what_a_critic_gives(graph):
     assert "update(loss=value_clip) needs 'returns' per token" in said
 
 
-def test_a_graph_without_update_is_refused(graph):
-    nodes = tuple(node for node in graph.nodes if node.id != "actor.update")
-    edges = tuple(edge for edge in graph.edges if edge.dst != "actor.update")
-    assert "updates nothing" in str(refused(replace(graph, nodes=nodes, edges=edges)))
+def test_a_graph_without_updates_logs_and_samples_is_refused(graph):
+    nodes = tuple(node for node in graph.nodes if node.op is Op.SOURCE)
+    assert "does nothing" in str(refused(replace(graph, nodes=nodes, edges=())))
 
 
 def test_an_operation_without_signature_is_refused(graph):

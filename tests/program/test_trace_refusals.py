@@ -322,11 +322,22 @@ def test_a_parameter_that_nobody_uses_is_refused():
     assert refused(mine).what == "workflow 'mine' does not use its parameter 'prompts'"
 
 
-def test_a_workflow_without_update_is_refused():
+def test_a_workflow_without_operations_is_refused():
     @fl.workflow
     def mine(actor: fl.Policy): ...
 
-    assert "updates nothing" in refused(mine).what
+    assert "does nothing" in refused(mine).what
+
+
+def test_without_an_update_numbers_that_are_not_written_down_need_a_reader():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        fl.advantage.group_relative(judge.score(rollout))  # unread
+
+    error = refused(mine)
+    assert error.what == "nothing uses what advantage makes"
+    assert error.where.endswith(f":{line_with(__file__, 'unread')}")
 
 
 def test_generation_after_the_update_of_the_same_step_is_refused():

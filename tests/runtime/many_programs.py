@@ -193,6 +193,16 @@ def guessing(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment) -> 
     actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
 
 
+@fl.workflow
+def generation(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Scored samples as data, with greedy ones beside them; nothing is updated."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    fl.log("before", scores)
+    fl.filter.zero_variance(rollout, scores)
+    actor.generate(prompts, n=1, temperature=0)
+
+
 CONFIGS: Mapping[str, Any] = {
     **{
         program: lambda runs, program=program, **changes: config_of(program, runs, **changes)
@@ -208,6 +218,7 @@ CONFIGS: Mapping[str, Any] = {
             "two_learners",
             "distillation",
             "best_of_n",
+            "generation",
         )
     },
     "guessing": games_of,

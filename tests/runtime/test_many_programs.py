@@ -32,7 +32,9 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("program", [name for name in CONFIGS if name != "preferences"])
+@pytest.mark.parametrize(
+    "program", [name for name in CONFIGS if name not in ("preferences", "generation")]
+)
 def test_every_step_is_logged_and_every_sample_has_one_end(tmp_path: Path, program: str):
     result = run_of(program, tmp_path)
     folder = RunFolder.open(result.folder)
@@ -172,6 +174,25 @@ def test_the_best_answers_and_examples_are_imitated_in_one_step(tmp_path: Path):
     assert ends == {("consumed", ""): 12, ("filtered", "top"): 36}
     # One answer to each of four prompts, and four examples.
     assert [row.num_samples for row in folder.steps()] == [8, 8, 8]
+
+
+def test_a_program_without_an_update_leaves_its_samples_and_numbers_and_no_model(tmp_path: Path):
+    result = run_of("generation", tmp_path)
+    folder = RunFolder.open(result.folder)
+    rows = list(folder.samples())
+    scored = [row for row in rows if row.rollout == "actor.generate"]
+    greedy = [row for row in rows if row.rollout != "actor.generate"]
+    assert (len(scored), len(greedy)) == (STEPS * 16, STEPS * 4)
+    assert {row.reason for row in scored if row.end == "filtered"} == {"zero_variance"}
+    assert {row.end for row in greedy} == {"consumed"}
+    assert {version for row in rows for version, _ in row.versions} == {0}
+    for step in folder.steps():
+        own = [row for row in rows if row.step == step.step]
+        assert step.num_samples == sum(row.end == "consumed" for row in own)
+        assert step.extra["before"] == step.reward_mean
+        assert step.loss is None
+    assert not (result.folder / "model").exists()
+    assert not list(result.folder.glob("checkpoints/*/actor"))  # nothing is trained
 
 
 def test_episodes_are_evaluated_by_what_their_environment_measures(tmp_path: Path):

@@ -295,7 +295,13 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("program", "step"),
-    [("actor_critic", 2), ("self_play", 2), ("two_learners", 1), ("guessing", 1)],
+    [
+        ("actor_critic", 2),
+        ("self_play", 2),
+        ("two_learners", 1),
+        ("guessing", 1),
+        ("generation", 1),
+    ],
 )
 def test_programs_of_several_models_go_on_bit_by_bit(tmp_path: Path, program: str, step: int):
     """Critics, references and rivals that were just refreshed, two rollouts a step, episodes."""

@@ -28,7 +28,7 @@ def busy(step: int) -> StepMetrics:
 
 def test_steps_in_a_row_whose_groups_are_all_filtered_are_told_of_once():
     (said,) = told(*(idle(step) for step in range(1, 3 * IDLE_STEPS)))
-    assert said.startswith(f"grpo step {IDLE_STEPS}: {IDLE_STEPS} steps in a row made no update")
+    assert said.startswith(f"grpo step {IDLE_STEPS}: {IDLE_STEPS} steps in a row were left")
     assert "score alike, at 0 on average" in said
     assert "train.group_size" in said
     again = [idle(step) for step in range(1, IDLE_STEPS + 1)]

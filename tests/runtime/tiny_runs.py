@@ -208,8 +208,9 @@ def outcome(run: Path) -> Outcome:
     summary = json.loads((run / "summary.json").read_text())
     last = max((run / "checkpoints").iterdir(), key=lambda path: path.name)
     samples = run / "samples.jsonl"  # a run that draws none has no such file
+    model = run / "model" / "model.safetensors"  # and one that trains nothing has no model
     return Outcome(
-        weights=(run / "model" / "model.safetensors").read_bytes(),
+        weights=model.read_bytes() if model.exists() else b"",
         # Without the state of the process's own random stream, which no step draws from.
         trainer={
             f"{path.relative_to(last)}.{name}": tensor.tobytes()

@@ -521,3 +521,9 @@ def test_several_rollouts_cannot_be_offered_ahead():
 def test_the_prefill_of_constant_steps_can_be_free():
     model = small_model(times=ConstantStep(step_s=2.0, prefill=0.0), learn_s=0.0)
     assert walls(run(model, steps=1)) == [7 * 2.0]
+
+
+def test_samples_of_steps_without_an_update_count_as_throughput():
+    model = small_model()
+    report = run(replace(model, ops=()))
+    assert [step.num_samples for step in report.steps] == [4, 4, 4]

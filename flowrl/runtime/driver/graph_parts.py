@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
-from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.graph import Graph, Node, Op, results, sample_sets
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import LossSpec, MapSpec
 
@@ -146,7 +146,7 @@ class GraphParts:
     def _sets_read(self, filters: list[Node], judged: set[NodeId]) -> set[NodeId]:
         """Sets that something other than the judging of groups reads."""
         judging = {node.id for node in filters} | judged
-        return {
+        return {node.id for node in results(self.graph) if node.op is Op.FILTER} | {
             self.made[edge.src]
             for edge in self.graph.edges
             if not edge.carried
@@ -249,7 +249,10 @@ class RoleUse:
         models: Roles with a model, in order of first use; what a copy copies comes with it.
         policy: The role that is evaluated and exported as the run's model: of the roles that give
             logprobs, the last one updated. None where a run trains no such role.
-        trained: The last role updated.
+        trained: The role whose weights are the run's result: `policy`, or else the last one
+            updated. None where a run trains nothing.
+        reader: The role whose tokenizer prompts are measured with: `trained`, or else the first
+            one that generates, or has a model.
     """
 
     def __init__(self, config: RunConfig, graphs: Sequence[Graph]) -> None:
@@ -262,8 +265,10 @@ class RoleUse:
         copied = [RoleName(c) for role in used if (c := self.source_of(role)) is not None]
         self.models = tuple(dict.fromkeys((*used, *copied)))
         updated = [role_of(node) for node in nodes if node.op is Op.UPDATE]
-        self.trained = updated[-1]  # the verifier of graphs proves that there is one
         self.policy = next((r for r in reversed(updated) if self.head(r) == "lm"), None)
+        self.trained = self.policy or (updated[-1] if updated else None)
+        generating = (role for role in self.models if self.does(role, Op.GENERATE))
+        self.reader = self.trained or next(generating, self.models[0])
 
     def source_of(self, role: RoleName) -> RoleName | None:
         """Returns the role of which this one is a copy; None if it has a model of its own."""

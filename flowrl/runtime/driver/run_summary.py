@@ -290,8 +290,8 @@ class StepWarnings:
         called = " and ".join(f"fl.{text.replace(':', '.', 1)}" for text in metrics.filtered_by)
         rule, hint = _removal(removers[0] if removers else None, metrics.reward_mean)
         self._warn(
-            f"{stage} step {metrics.step}: {IDLE_STEPS} steps in a row made no update, for "
-            f"{called or 'the filter'} removed all of their groups ({rule}). {hint}"
+            f"{stage} step {metrics.step}: {IDLE_STEPS} steps in a row were left without samples, "
+            f"for {called or 'the filter'} removed all of their groups ({rule}). {hint}"
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
-from flowrl.graph import Node, Op, format_attr
+from flowrl.graph import Node, Op, format_attr, results
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
 from flowrl.observe.rows import SampleRow, StepMetrics
@@ -87,11 +87,11 @@ class StepReport:
         stage: Its name.
         parts: Its graph.
         policy: The role whose numbers the row has, if this stage updates it; otherwise it is the
-            role that is updated last.
+            role that is updated last. A stage without updates has the numbers of its samples.
         tokenizers: The tokenizer of the generating policy, by rollout.
 
     Attributes:
-        main: The rollout, or the source, that this role learns from.
+        main: The rollout, or the source, that this role learns from; without one, the first.
     """
 
     def __init__(
@@ -104,19 +104,19 @@ class StepReport:
         self._stage = stage
         self._tokenizers = tokenizers
         self._parts = parts
-        updates = parts.graph.of_op(Op.UPDATE)
+        updates = self._updates = parts.graph.of_op(Op.UPDATE)
         trained = [role_of(node) for node in updates]
-        self._role = policy if policy in trained else trained[-1]
-        own = [node for node in updates if node.role == self._role]
-        origins = [parts.origin(node.id) for node in own]
-        rollouts = {part.node.id for part in parts.rollouts}
+        self._role = policy if policy in trained or not trained else trained[-1]
+        own = [node for node in updates if node.role == self._role] or results(parts.graph)
+        rollouts = [part.node.id for part in parts.rollouts]
+        origins = [parts.origin(node.id) for node in own or parts.batch]
         self.main = next((node for node in origins if node in rollouts), origins[-1])
         self._sources = {node.id for node in parts.sources}
         self._own_sets = tuple(dict.fromkeys(parts.made[node.id] for node in own))
         self._read_sets = {
             part.node.id: [
                 made
-                for node in updates
+                for node in updates or results(parts.graph)
                 if parts.origin(made := parts.made[node.id]) == part.node.id
             ]
             for part in parts.rollouts
@@ -167,7 +167,7 @@ class StepReport:
         metrics = StepMetrics(
             stage=self._stage,
             step=step.number,
-            num_samples=sum(len(step.sets[s]) for s in self._own_sets if s in step.sets),
+            num_samples=self._num_samples(step, ends),
             wall_s=time.monotonic() - started,
             seconds=_seconds(step, generated),
         )
@@ -179,6 +179,13 @@ class StepReport:
             for row in self._rows(step.number, rollout, ends[rollout.part.node.id])
         ]
         return StepResult(metrics=metrics, samples=rows)
+
+    def _num_samples(self, step: StepBatch, ends: Mapping[NodeId, Sequence[_Ended]]) -> int:
+        """Returns the samples of the role's updates; without updates, all that were consumed."""
+        if self._updates:
+            return sum(len(step.sets[s]) for s in self._own_sets if s in step.sets)
+        of_data = sum(len(step.sets[source]) for source in self._sources)
+        return of_data + sum(end == "consumed" for of in ends.values() for _, _, end, _ in of)
 
     # Samples
 

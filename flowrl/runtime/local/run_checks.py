@@ -167,7 +167,7 @@ def _require_evaluated_policy(config: RunConfig, stage: CompiledStage, use: Role
     raise ConfigError(
         f"stage {stage.name!r} stops by a measurement of {measured}",
         where=f"{prefix}stop",
-        found=f"it trains {', '.join(map(str, trained))}",
+        found=f"it trains {', '.join(map(str, trained)) or 'nothing'}",
         expected="a stage that trains the policy that the run updates last",
         hint=f"remove {prefix}stop and set {prefix}train.steps",
     )

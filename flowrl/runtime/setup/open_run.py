@@ -151,11 +151,6 @@ class OpenRun:
 
     # Values of the plans
 
-    @property
-    def _exported(self) -> RoleName:
-        """The role whose weights are the run's model."""
-        return self._use.trained if self._use.policy is None else self._use.policy
-
     def _placements(self) -> dict[RoleName, Placement]:
         """Returns each role's placement in the last plan that has one."""
         return {
@@ -278,8 +273,9 @@ class OpenRun:
 
     def export_best(self) -> Path:
         """Writes the model as it is now into `best/` of the run folder, and returns that folder."""
+        assert self._use.policy is not None  # it was measured
         with folder_atomically(self._folder.best) as folder:
-            self._policies.export(self._exported, folder)
+            self._policies.export(self._use.policy, folder)
         return self._folder.best
 
     def state(self) -> dict[str, object]:
@@ -295,10 +291,16 @@ class OpenRun:
         self._policies.save(folder)
 
     def export(self) -> None:
-        """Writes the run's model, and next to it that of every other role that the run trained."""
-        self._folder.export_model(lambda folder: self._policies.export(self._exported, folder))
+        """Writes the run's model, and next to it that of every other role that the run trained.
+
+        A run that trains nothing has none.
+        """
+        result = self._use.trained
+        if result is None:
+            return
+        self._folder.export_model(lambda folder: self._policies.export(result, folder))
         for role in self._use.models:
-            if role != self._exported and self._use.is_trained(role):
+            if role != result and self._use.is_trained(role):
                 with folder_atomically(self._folder.path / "trained" / role) as folder:
                     self._policies.export(role, folder)
 

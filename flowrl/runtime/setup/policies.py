@@ -255,11 +255,16 @@ class OpenPolicies:
         }
 
     def save(self, folder: Path) -> None:
-        """Has every worker write its state into `folder/ROLE`."""
+        """Has every worker whose weights change write its state into `folder/ROLE`."""
         for role, worker in self._saved().items():
-            target = folder / role
-            target.mkdir()
-            worker.train.save(target)
+            if self._changes(role):
+                target = folder / role
+                target.mkdir()
+                worker.train.save(target)
+
+    def _changes(self, role: RoleName) -> bool:
+        """True if the weights of a role may differ from those of its model's folder."""
+        return self.use.is_trained(role) or bool(self.use.does(role, Op.SYNC))
 
     def _restore(self, role: RoleName, checkpoint: Checkpoint) -> None:
         worker = self[role]
@@ -269,7 +274,8 @@ class OpenPolicies:
             raise CheckpointError(
                 f"the checkpoint holds no version of role {role!r}", where=str(checkpoint.path)
             )
-        worker.train.restore(checkpoint.path / role)
+        if self._changes(role):
+            worker.train.restore(checkpoint.path / role)
         if worker.generate is not None:
             worker.publish(version, self._folder / "sync" / role)
         # The next publication gets the number that it would have got without the stop.

@@ -172,13 +172,12 @@ class RunInputs:
 
     def _prepared_inputs(self, models: Path) -> PreparedInputs:
         use = self._use
-        exported = use.trained if use.policy is None else use.policy
         sources = [node for graph in self._graphs for node in graph.of_op(Op.SOURCE)]
         return prepare_inputs(
             self.config,
             models,
             roles=[role for role in use.models if use.source_of(role) is None],
-            policy=use.owner(exported),
+            policy=use.owner(use.reader),
             supervised=any(node.attr("data") == "examples" for node in sources),
             needs=row_needs(self.config, self._graphs, "train"),
             held_out_needs=row_needs(self.config, self._graphs, "eval"),
