@@ -188,12 +188,18 @@ def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
 def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that the probabilities are those of the role that generated the samples."""
     policy, sampler = graph.feeding(node.id, "policy"), sampling_node(graph, node)
-    role = None if policy is None else graph.node(policy.src).role
-    if policy is not None and sampler is not None and role != sampler.role:
+    if policy is None or sampler is None:
+        return
+    asked = graph.node(policy.src)
+    update = graph.feeding(asked.id, "weights")
+    if asked.role != sampler.role or update is not None:
+        after = "" if update is None else f" after {update.src}"
+        before = "" if update is None else " before it"
         yield node_error(
             node,
-            f"'policy' of the advantage are logprobs of {role}, but {sampler.role} sampled them",
-            hint=f"pass policy={sampler.role}.logprobs(rollout)",
+            f"'policy' of the advantage are logprobs of {asked.role}{after}, but {sampler.role} "
+            f"sampled them{before}",
+            hint=f"pass policy={sampler.role}.logprobs(rollout), read before any update",
         )
 
 

@@ -67,6 +67,8 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
         edges = [e for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)]
         for edge in edges[1:] if node.op is not Op.SYNC else ():
             first, other = graph.node(made[edges[0].src]), graph.node(made[edge.src])
+            if edge.argument == "weights":
+                continue  # of a model, whatever samples it was updated on
             if edge.argument == "baseline":
                 yield from _check_baseline(graph, node, edges[0], edge, made)
             elif first == other:

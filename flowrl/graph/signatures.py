@@ -26,6 +26,7 @@ from flowrl.specs.attributes import NodeCost
 __all__ = [
     "ADVANTAGE",
     "COMMON_ATTRS",
+    "FORWARD_PASSES",
     "LOGPROBS",
     "OBSERVATION",
     "PREFERRED",
@@ -203,12 +204,18 @@ class Signature:
         return next((a for a in self.rules if a.name == name), None)
 
 
+FORWARD_PASSES = (Op.LOGPROBS, Op.VALUES, Op.SCORE)
+"""Operations that run a role's model on samples; a score may be by rules."""
+
 _SAMPLES = (TOKENS, RESPONSE_MASK)
 _EPISODE = (TURN, TOKEN_REWARD, STATE)
 _ROLLOUT = Argument(
     name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, *_EPISODE)
 )
 _WEIGHTS_OF_LAST_STEP = Argument(name="weights", fields=(WEIGHTS,), required=False, carried=True)
+_WEIGHTS_OF_UPDATE = Argument(name="weights", fields=(WEIGHTS,), required=False)
+"""The weights that a forward pass runs with: those after an update of the same step. Without it,
+they are those that the step began with."""
 
 SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
     {
@@ -250,18 +257,18 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         ),
         Op.SCORE: Signature(
             has_role=True,
-            arguments=(Argument(name="rollout", fields=_SAMPLES),),
+            arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
             outputs=(SCORE,),
             attrs=(AttrRule(name="by", types=(str,)),),
         ),
         Op.LOGPROBS: Signature(
             has_role=True,
-            arguments=(Argument(name="rollout", fields=_SAMPLES),),
+            arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
             outputs=(LOGPROBS,),
         ),
         Op.VALUES: Signature(
             has_role=True,
-            arguments=(Argument(name="rollout", fields=_SAMPLES),),
+            arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
             outputs=(VALUES,),
         ),
         Op.ADVANTAGE: Signature(

@@ -14,6 +14,7 @@ from flowrl.graph.conditions import conditions
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, called, names_of, node_error, per
 from flowrl.graph.sample_sets import check_sample_sets, results
 from flowrl.graph.signatures import (
+    FORWARD_PASSES,
     PREFERRED,
     PROMPT,
     RESPONSE_MASK,
@@ -62,6 +63,7 @@ def problems(graph: Graph) -> Iterator[GraphError]:
     for node in graph.nodes:
         yield from _check_node(graph, node, SIGNATURES[node.op])
     yield from check_role_models(graph)
+    yield from _check_versions(graph)
     yield from check_sample_sets(graph)
     if not graph.of_op(Op.UPDATE, Op.LOG) and not results(graph):
         yield GraphError(
@@ -349,3 +351,31 @@ def _kind(node: Node) -> str | None:
             return _BY_PREDICTION[loss.predicts] if isinstance(loss, LossSpec) else None
         case _:
             return _BY_OP.get(node.op)
+
+
+# Versions of a role: the weights that each forward pass runs with.
+
+
+def _check_versions(graph: Graph) -> Iterator[GraphError]:
+    """Yields forward passes that run with other weights than their argument says.
+
+    Nodes run in the order of the graph, so a forward pass has the weights of its role's latest
+    update before it, and without one those that the step began with.
+    """
+    newest: dict[str, NodeId] = {}
+    for node in graph.nodes:
+        if node.op is Op.UPDATE:
+            newest[str(node.role)] = node.id
+        elif node.op in FORWARD_PASSES:
+            edge, latest = graph.feeding(node.id, "weights"), newest.get(str(node.role))
+            read = None if edge is None else edge.src
+            if read != latest:
+                yield node_error(
+                    node,
+                    f"{node.id} asks for the weights {_after(read)}, and runs with those "
+                    f"{_after(latest)}",
+                )
+
+
+def _after(update: NodeId | None) -> str:
+    return "that the step begins with" if update is None else f"after {update}"

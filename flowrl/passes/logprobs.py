@@ -77,7 +77,9 @@ def decisions_on_old_logprobs(graph: Graph, context: Context) -> tuple[Decision,
             choice = f"of {edge.src}"
             against = ((OWN, against_own), (ROLLOUT, against_rollout))
             rejected = tuple((name, reason) for name, reason in against if reason is not None)
-            why = "a forward pass at the weights that the step begins with"
+            after = graph.feeding(edge.src, "weights")
+            begins = "that the step begins with" if after is None else f"after {after.src}"
+            why = f"a forward pass at the weights {begins}"
             if against_own is None:
                 why += ", as the program says"
         decisions.append(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from flowrl.cost.demand import phase_of, response_bound
 from flowrl.graph.ir import Graph, Node, Op
+from flowrl.graph.signatures import WEIGHTS
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import (
@@ -84,7 +85,7 @@ def place_channels(graph: Graph, placements: Mapping[str, Placement]) -> tuple[C
     channels = []
     for edge in graph.edges:
         source, destination = graph.node(edge.src), graph.node(edge.dst)
-        if edge.carried or Op.SYNC in (source.op, destination.op):
+        if edge.carried or WEIGHTS.name in edge.fields:
             continue
         here, there = (_process(node, placements) for node in (source, destination))
         channels.append(

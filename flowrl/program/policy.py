@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Op
@@ -120,7 +120,7 @@ class Policy(Role):
         loss: LossSpec | None = None,
         kl: KL | None = None,
         extra: Mapped | Sequence[Mapped] | None = (),
-    ) -> None:
+    ) -> Self:
         """Learns from samples: `train.mini_batches` optimizer updates a step.
 
         Args:
@@ -134,6 +134,10 @@ class Policy(Role):
                 examples.
             kl: Penalty on the distance from `reference`; None, or a coefficient of 0, is none.
             extra: Fields of maps that a loss of your own reads.
+
+        Returns:
+            The policy with its new weights, whose `logprobs` run with them in the same step. The
+            weights generate from the next step on.
         """
         reads = reads_of(
             f"{self.name}.update",
@@ -145,7 +149,7 @@ class Policy(Role):
                 "old": (old, Logprobs),
             },
         )
-        self._learn(reads, loss=loss, kl=kl, extra=extra)
+        return self._learn(reads, loss=loss, kl=kl, extra=extra)
 
     @operation
     def sync(self, source: Policy, *, every: int = 1) -> None:
@@ -178,6 +182,8 @@ class Policy(Role):
                 where=str(user_line()),
                 hint=hint,
             )
+        if source.version not in (None, update.id):
+            raise refuse_argument(name, "source", source, f"the newest version of {source.name}")
         tracer.add(
             Op.SYNC,
             name=name,

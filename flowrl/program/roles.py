@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import isfunction
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Op
-from flowrl.graph.signatures import SIGNATURES
-from flowrl.ids import RoleName
+from flowrl.graph.signatures import SIGNATURES, WEIGHTS
+from flowrl.ids import NodeId, RoleName
 from flowrl.program.handles import Handle, Mapped, Pairs, Returns, Samples, Scores, Values
 from flowrl.program.operation import (
     check_spec,
@@ -47,9 +47,15 @@ class Role:
     predicts: ClassVar[Prediction] = "logprobs"
     """The output of its model, for losses to read."""
 
-    def __init__(self, tracer: Tracer, name: RoleName) -> None:
+    def __init__(self, tracer: Tracer, name: RoleName, version: NodeId | None = None) -> None:
+        """Makes the role of a parameter, or the version of it that an update returns.
+
+        Args:
+            version: The update after which its weights are; None for those that a step begins with.
+        """
         self._tracer = tracer
         self._name = name
+        self._version = version
 
     @property
     def name(self) -> RoleName:
@@ -57,9 +63,15 @@ class Role:
         return self._name
 
     @property
+    def version(self) -> NodeId | None:
+        """The update after which its weights are; None for those that a step begins with."""
+        return self._version
+
+    @property
     def described(self) -> str:
         """The role in messages."""
-        return f"the role '{self.name}'"
+        after = "" if self._version is None else f" after {self._version}"
+        return f"the role '{self.name}'{after}"
 
     @property
     def tracer(self) -> Tracer:
@@ -67,14 +79,15 @@ class Role:
         return self._tracer
 
     def __repr__(self) -> str:
-        return f"<fl.{type(self).__name__} {self.name}>"
+        after = "" if self._version is None else f" after {self._version}"
+        return f"<fl.{type(self).__name__} {self.name}{after}>"
 
     def _begin(self, op: Op) -> Tracer:
         """Returns the trace that an operation of the role is added to.
 
         Raises:
-            TraceError: No workflow is being traced, or another one than the role's; or the role's
-                weights have changed in this step.
+            TraceError: No workflow is being traced, or another one than the role's; or the weights
+                that it asks for are not those that the role has at this place of the step.
         """
         what = f"{self.name}.{op}"
         if active_tracer() is None and not self._tracer.closed:
@@ -90,14 +103,18 @@ class Role:
             raise refuse_argument(what, "role", self, expected, hint)
         if op is Op.UPDATE:
             tracer.refuse_after_sync(self.name)
+            if self._version is not None:
+                tracer.refuse_other_weights(self.name, op, self._version)
         elif op is not Op.SYNC:
-            tracer.refuse_after_update(self.name, op)
+            tracer.refuse_other_weights(self.name, op, self._version)
         return tracer
 
     def _evaluate(self, op: Op, kind: type[_H], rollout: Samples, **attrs: str) -> _H:
         """Adds a node that computes something of samples; returns the handle of its outputs."""
         tracer, name = self._begin(op), f"{self.name}.{op}"
         reads = reads_of(name, {"rollout": (rollout, Samples)})
+        if self._version is not None:
+            reads["weights"] = Read(self._version, (WEIGHTS,))
         node = tracer.add(op, name=name, role=self.name, reads=reads, attrs=attrs)
         return kind(tracer, node, SIGNATURES[op].outputs or ())
 
@@ -108,8 +125,8 @@ class Role:
         loss: LossSpec | None,
         kl: KL | float | None = None,
         extra: Mapped | Sequence[Mapped] | None = (),
-    ) -> None:
-        """Adds the node of an update.
+    ) -> Self:
+        """Adds the node of an update; returns the role with the weights after it.
 
         Raises:
             TraceError: A loss or a penalty is none, or a value of it is out of its bounds.
@@ -124,7 +141,10 @@ class Role:
             for read in reads_of(name, {"extra": (handle, Handle)}).values()
         }
         attrs = {"loss": loss, "kl": _penalty(name, kl)}
-        tracer.add(Op.UPDATE, name=name, role=self.name, reads={**reads, **more}, attrs=attrs)
+        node = tracer.add(
+            Op.UPDATE, name=name, role=self.name, reads={**reads, **more}, attrs=attrs
+        )
+        return type(self)(tracer, self.name, node)
 
 
 class Reward(Role):
@@ -159,15 +179,16 @@ class RewardModel(Role):
         return self._evaluate(Op.SCORE, Scores, rollout, by="model")
 
     @operation
-    def update(self, pairs: Pairs, *, loss: LossSpec | None = None) -> None:
-        """Learns to score the preferred sample of each pair higher.
+    def update(self, pairs: Pairs, *, loss: LossSpec | None = None) -> Self:
+        """Learns to score the preferred sample of each pair higher; returns the new version.
 
         Args:
             pairs: Pairs of samples: data, or what `fl.select.best_and_worst` returned.
             loss: What is minimised; `fl.loss.bradley_terry()` where it is None.
         """
         reads = reads_of(f"{self.name}.update", {"pairs": (pairs, Samples)})
-        self._learn({"rollout": reads["pairs"]}, loss=BradleyTerry() if loss is None else loss)
+        loss = BradleyTerry() if loss is None else loss
+        return self._learn({"rollout": reads["pairs"]}, loss=loss)
 
 
 class Critic(Role):
@@ -190,8 +211,8 @@ class Critic(Role):
         returns: Returns,
         values: Values | None = None,
         loss: LossSpec | None = None,
-    ) -> None:
-        """Learns the returns.
+    ) -> Self:
+        """Learns the returns; returns the new version.
 
         Args:
             rollout: The samples that were valued.
@@ -207,7 +228,7 @@ class Critic(Role):
         )
         if loss is None:
             loss = ValueClip(clip=0.2 if values is not None else None)
-        self._learn(reads, loss=loss)
+        return self._learn(reads, loss=loss)
 
 
 class Environment(Role):

@@ -179,17 +179,39 @@ class Tracer:
         self._numbers[name] = number
         return NodeId(candidate)
 
-    def refuse_after_update(self, role: RoleName, op: Op) -> None:
-        """Raises TraceError if the weights of `role` have changed in this step."""
+    def refuse_other_weights(self, role: RoleName, op: Op, version: NodeId | None) -> None:
+        """Raises TraceError if an operation of `role` cannot have the weights that it asks for.
+
+        Args:
+            version: The update after which they are; None for those that the step began with.
+        """
         changes = [n for n in self.nodes if n.op in (Op.UPDATE, Op.SYNC) and n.role == role]
-        if changes:
-            change = changes[-1]
-            raise TraceError(
-                f"{role}.{op} comes after {role}.{change.op} ({change.source}) in the same step",
-                where=str(user_line()),
-                expected="one round of generate, score and update a step",
-                hint=f"move it before {role}.{change.op}",
+        generates = op is Op.GENERATE
+        if not changes or (changes[-1].id == version and not generates):
+            return
+        change = changes[-1]
+        if generates:
+            expected = "rollouts by the weights that the step begins with"
+            hint = f"move it before {role}.{change.op}; new weights generate in the next step"
+        elif version is not None:
+            expected = f"the newest version of {role}"
+            hint = f"use what {role}.update ({change.source}) returned"
+        elif change.op is Op.SYNC:
+            expected = "the weights that the step begins with"
+            hint = f"move it before {role}.sync"
+        else:
+            expected = "the weights that the step begins with, or those that an update returns"
+            hint = (
+                f"move it before {role}.update, or ask the new version: "
+                f"{role}2 = {role}.update(...), then {role}2.{op}(...)"
             )
+        what = f"{role}.{op}" if version is None else f"{role}.{op} of the version after {version}"
+        raise TraceError(
+            f"{what} comes after {role}.{change.op} ({change.source}) in the same step",
+            where=str(user_line()),
+            expected=expected,
+            hint=hint,
+        )
 
     def refuse_after_sync(self, role: RoleName) -> None:
         """Raises TraceError if another role has taken the weights of `role` in this step."""

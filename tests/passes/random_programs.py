@@ -45,6 +45,7 @@ class Lesson:
         kl: Coefficient of a penalty; None without one.
         references: Whose logprobs it is measured with; of several roles, the last one's.
         log: Whether the scores are logged.
+        again: Whether the new version's logprobs of the same samples are logged after the update.
     """
 
     learner: str
@@ -61,6 +62,7 @@ class Lesson:
     kl: float | None = None
     references: tuple[str, ...] = ("reference",)
     log: bool = False
+    again: bool = False
 
 
 learners = st.sampled_from(["actor", "student"])
@@ -93,6 +95,7 @@ on_rollouts = st.builds(
         [("reference",), ("teacher",), ("reference", "twin"), ("twin", "reference", "twin")]
     ),
     log=st.booleans(),
+    again=st.booleans(),
 )
 programs = st.lists(st.one_of(from_data, on_rollouts), min_size=1, max_size=3)
 contexts = st.builds(
@@ -124,9 +127,14 @@ def traced(lessons: list[Lesson], refresh: int | None = None) -> Graph:
     """
 
     def program(**handles: Any) -> None:
-        prepared = [update for lesson in lessons for update in _prepare(lesson, handles)]
-        for role, batch, arguments in prepared:
-            handles[role].update(batch, **arguments)
+        prepared = [
+            (lesson.again, update) for lesson in lessons for update in _prepare(lesson, handles)
+        ]
+        for again, (role, batch, arguments) in prepared:
+            new = handles[role].update(batch, **arguments)
+            if again:
+                pass_ = new.values if role == "critic" else new.logprobs
+                fl.log(_name("again", handles), pass_(batch))
         # Weights that nothing uses are refused.
         asked = {node.role for node in handles["reference"]._tracer.nodes}
         if refresh is not None and "reference" in asked:

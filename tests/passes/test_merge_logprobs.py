@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import flowrl as fl
-from flowrl.graph import Graph, Op, parse, verify
+from flowrl.graph import Graph, Op, verify
 from flowrl.passes import Context, run_passes
 from flowrl.passes.simplify import decisions_on_merging, merge_logprobs
 
@@ -77,36 +77,20 @@ def test_other_samples_and_rules_are_left_alone():
 
 
 def test_a_pass_on_either_side_of_an_update_is_by_other_weights():
-    text = """graph one traced
+    @fl.workflow
+    def program(examples: fl.Examples, actor: fl.Policy):
+        fl.log("before", actor.logprobs(examples))
+        new = actor.update(examples)
+        fl.log("after", new.logprobs(examples))
+        fl.log("again", new.logprobs(examples))
 
-examples = source
-  attr data = "examples"
-  out tokens: int64/tokens
-  out response_mask: bool/tokens
-
-actor.logprobs = logprobs by actor
-  in rollout = examples{tokens, response_mask}
-  out logprobs: float32/tokens
-
-actor.update = update by actor
-  in rollout = examples{tokens, response_mask}
-  attr loss = loss:cross_entropy(aggregation="token-mean")
-  out weights: model/roles
-
-actor.logprobs.2 = logprobs by actor
-  in rollout = examples{tokens, response_mask}
-  out logprobs: float32/tokens
-
-log.a = log
-  in value = actor.logprobs{logprobs}
-  attr name = "a"
-
-log.b = log
-  in value = actor.logprobs.2{logprobs}
-  attr name = "b"
-"""
-    graph = verify(parse(text))
-    assert merge_logprobs(graph, PLAIN) == graph
+    merged = merge_logprobs(program.trace(), PLAIN)
+    assert passes(merged) == ["actor.logprobs", "actor.logprobs.2"]
+    assert [merged.feeding(log.id, "value").src for log in merged.of_op(Op.LOG)] == [
+        "actor.logprobs",
+        "actor.logprobs.2",
+        "actor.logprobs.2",
+    ]
 
 
 def test_passes_on_one_side_of_an_update_are_one():

@@ -495,3 +495,35 @@ def test_copies_of_a_roles_weights_have_names_of_their_own() -> None:
         scores = entry.memory.phase == "logprobs"
         if scores or "copy for logprobs" in parts:  # its fullest stage has a table too
             assert whole / 4 < parts["copy for logprobs"] < whole / 3
+
+
+def versions(*, between: bool) -> Graph:
+    """A program that reads the new weights after both updates, or between them."""
+
+    @fl.workflow
+    def program(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward) -> None:
+        rollout = actor.generate(prompts, n=8)
+        scores = verifier.score(rollout)
+        first = actor.update(rollout, scores)
+        if between:
+            fl.log("between", first.logprobs(rollout))
+        second = first.update(rollout, loss=fl.loss.cross_entropy())
+        if not between:
+            fl.log("after", second.logprobs(rollout))
+
+    return lowered(program, mini_batches=4)
+
+
+def test_what_reads_new_weights_waits_for_the_trainer() -> None:
+    graph = versions(between=False)
+    (forward,) = [t for t in tasks_of(graph, request()) if t.id == "actor.logprobs"]
+    assert set(forward.after) == {"actor.generate", "actor.update"}
+    plan = make_plan(graph, request(), h100(8))
+    spans = {span.node: span for span in plan.prediction.timeline or ()}
+    assert spans["actor.logprobs"].begin_s >= spans["actor.update.2"].end_s
+    assert not [c for c in plan.channels if "weights" in c.fields]
+
+
+def test_new_weights_between_two_updates_are_planned_for_one_device_only() -> None:
+    with pytest.raises(PlanError, match="runs between two updates of actor"):
+        make_plan(versions(between=True), request(), h100(8))

@@ -74,6 +74,21 @@ def actor_critic(
 
 
 @fl.workflow
+def versions(
+    prompts: fl.Prompts, *, actor: fl.Policy, critic: fl.Critic, verifier: fl.Reward
+) -> None:
+    """PPO whose advantages are of the critic after its update, and that logs how far it moved."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    values = critic.values(rollout)
+    _, returns = fl.advantage.gae(scores, values, rollout)
+    critic2 = critic.update(rollout, returns=returns, values=values)
+    advantages, _ = fl.advantage.gae(scores, critic2.values(rollout), rollout)
+    actor2 = actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+    fl.log("after", actor2.logprobs(rollout))
+
+
+@fl.workflow
 def reward_modelling(
     prompts: fl.Prompts, pairs: fl.Pairs, *, actor: fl.Policy, model: fl.RewardModel
 ) -> None:
@@ -208,6 +223,7 @@ CONFIGS: Mapping[str, Any] = {
         program: lambda runs, program=program, **changes: config_of(program, runs, **changes)
         for program in (
             "actor_critic",
+            "versions",
             "reward_modelling",
             "preferences",
             "own_preferences",

@@ -9,7 +9,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.algo.advantages import Padding
-from flowrl.backend.batch import TrainBatch
+from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Graph
@@ -62,6 +62,26 @@ def test_a_critic_is_given_the_returns_and_what_it_valued_before():
     advantages = workers["actor"].updates[0][0].advantages
     np.testing.assert_allclose(advantages, np.where(TOKENS, scores - values, 0), atol=1e-6)
     assert workers["critic"].stale
+
+
+def test_a_new_version_is_asked_after_its_update():
+    @fl.workflow
+    def again(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = verifier.score(rollout)
+        fl.log("before", actor.logprobs(rollout))
+        new = actor.update(rollout, scores)
+        fl.log("after", new.logprobs(rollout))
+
+    class Moving(Worker):
+        """Its logprobs are the number of its updates."""
+
+        def logprobs(self, sequences: SequenceBatch, temperature: float) -> np.ndarray:
+            return np.full(len(sequences.tokens), float(len(self.updates)), np.float32)
+
+    step = step_with(samples(ROLLOUT, SCORES))
+    program_of(lowered(again), {"actor": Moving()}).run(step)
+    assert step.logged == {"before": 0.0, "after": 1.0}
 
 
 @fl.workflow

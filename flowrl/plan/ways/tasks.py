@@ -153,9 +153,11 @@ def tasks_of(graph: Graph, request: PlanRequest, device_type: str = "cuda") -> t
             meant, with one device a trainer and a replica of an engine.
 
     Raises:
-        PlanError: a role without a model, or a region that several policies play in.
+        PlanError: a role without a model, a region that several policies play in, or a forward pass
+            between two updates of its role.
     """
     _check_regions(graph)
+    _check_versions(graph)
     return works_of(graph, request, device_type)
 
 
@@ -181,7 +183,8 @@ def works_of(graph: Graph, request: PlanRequest, device_type: str = "cpu") -> tu
 def _as_trainers(tasks: Sequence[TaskWork]) -> tuple[TaskWork, ...]:
     """The tasks, with all updates of a role as one, where the last of them stood.
 
-    Nothing of a step reads a role after its update, so nothing has to be between two of them.
+    Nothing has to be between two of them, and what runs with the weights after the last one waits
+    for the whole.
     """
     updates: dict[str, list[TaskWork]] = {}
     for task in tasks:
@@ -189,8 +192,14 @@ def _as_trainers(tasks: Sequence[TaskWork]) -> tuple[TaskWork, ...]:
             updates.setdefault(task.role.name, []).append(task)
     several = {own[-1].id: own for own in updates.values() if len(own) > 1}
     inner = {task.id for own in several.values() for task in own[:-1]}
+    trainer = {task.id: own[0].id for own in several.values() for task in own}
+
+    def waiting(task: TaskWork) -> TaskWork:
+        after = dict.fromkeys(trainer.get(before, before) for before in task.after)
+        return replace(task, after=tuple(name for name in after if name != task.id))
+
     return tuple(
-        _trainer(several[task.id]) if task.id in several else task
+        waiting(_trainer(several[task.id]) if task.id in several else task)
         for task in tasks
         if task.id not in inner
     )
@@ -210,6 +219,20 @@ def _trainer(updates: Sequence[TaskWork]) -> TaskWork:
         pieces=1,  # the second begins when the first has seen the whole batch
         updated=tuple(one for task in updates for one in task.updated),
     )
+
+
+def _check_versions(graph: Graph) -> None:
+    last = {node.role: node.id for node in graph.of_op(Op.UPDATE)}
+    for edge in graph.edges:
+        read, update = graph.node(edge.dst), graph.node(edge.src)
+        if update.op is Op.UPDATE and read.role == update.role and update.id != last[read.role]:
+            raise PlanError(
+                f"{read.id} runs between two updates of {read.role}, and plans over several "
+                "devices make all updates of a role together",
+                where=str(read.source or read.id),
+                found=f"{update.id}, {read.id}, {last[read.role]}",
+                hint="plan it for one device, or read the weights after the last update",
+            )
 
 
 def _check_regions(graph: Graph) -> None:
