@@ -28,6 +28,7 @@ from flowrl.specs.filters import (
 __all__ = [
     "best_and_worst",
     "difficulty",
+    "parsed",
     "random_k",
     "threshold",
     "top",
@@ -146,6 +147,18 @@ def threshold(
     assert isinstance(spec, Threshold)
     r = check_scores(scores, groups)
     chosen = [rows[r[rows] >= spec.at_least] for rows in _members(groups)]
+    return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
+
+
+def parsed(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
+) -> Rows:
+    """Returns the samples whose score is a number: NaN stands for a response that has none.
+
+    The arguments and the result are those of `top`; a group may lose all of its samples.
+    """
+    r = np.asarray(scores, np.float64)
+    chosen = [rows[np.isfinite(r[rows])] for rows in _members(groups)]
     return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
 
 

@@ -7,6 +7,8 @@ to a score; `stop_properly` and `cosine_length` return the score.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +21,7 @@ from flowrl.errors import DataError, RewardError
 from flowrl.specs.maps import (
     CosineLength,
     MapSpec,
+    Parse,
     Repetition,
     ShapingSpec,
     SoftOverlong,
@@ -33,6 +36,7 @@ __all__ = [
     "MapResult",
     "cosine_length",
     "cosine_length_map",
+    "parse",
     "repetition",
     "repetition_map",
     "soft_overlong",
@@ -43,6 +47,8 @@ __all__ = [
     "words",
 ]
 
+
+_log = logging.getLogger(__name__)
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -69,6 +75,7 @@ class MapBatch:
             first.
         lengths: int64 `[N]`, the number of response tokens.
         truncated: bool `[N]`, true for responses truncated at `max_tokens`; None if unknown.
+        texts: The N responses as text; None where the map does not read them.
     """
 
     fields: Mapping[str, Array]
@@ -76,6 +83,7 @@ class MapBatch:
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_] | None = None
+    texts: tuple[str, ...] | None = None
 
     def __getitem__(self, key: str) -> Array:
         if key not in self.fields:
@@ -112,6 +120,7 @@ class MapBatch:
             offsets=np.concatenate([[0], np.cumsum(lengths[samples])]).astype(np.int64),
             lengths=self.lengths[samples],
             truncated=None if self.truncated is None else self.truncated[samples],
+            texts=None if self.texts is None else tuple(self.texts[i] for i in samples.tolist()),
         )
 
 
@@ -120,6 +129,54 @@ def weighted_sum(batch: MapBatch, spec: MapSpec) -> MapResult:
     assert isinstance(spec, WeightedSum)
     parts = [w * _floats(batch, key) for w, key in zip(spec.factors, spec.reads, strict=True)]
     return _scores(np.sum(parts, axis=0))
+
+
+PARSE_LIMIT_S = 1.0
+"""Seconds that the search in one response may take: some expressions take years on some texts."""
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def parse(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """Finds the number that each response states: the first group of the expression's last match.
+
+    Where the expression has no group, the whole match is the number. It is a number if Python's
+    `float` reads it and float32 holds it. A search that takes longer than `PARSE_LIMIT_S` finds
+    nothing, and a warning says so.
+    """
+    assert isinstance(spec, Parse)
+    assert batch.texts is not None
+    import regex
+
+    pattern = regex.compile(spec.regex)
+    group = min(1, pattern.groups)
+    otherwise = math.nan if spec.otherwise is None else spec.otherwise
+    found = np.full(len(batch.texts), np.nan, np.float32)
+    slow = 0
+    for row, text in enumerate(batch.texts):
+        try:
+            matches = list(pattern.finditer(text, timeout=PARSE_LIMIT_S))
+            found[row] = _number(matches[-1][group]) if matches else math.nan
+        except TimeoutError:
+            slow += 1
+    if slow:
+        _log.warning(
+            "the search of %d of %d responses for %r took longer than %g s each and was given up, "
+            "as if they had no number; an expression with fewer nested repetitions is faster",
+            *(slow, len(found), spec.regex, PARSE_LIMIT_S),
+        )
+    stated = np.isfinite(found)
+    return {"score": np.where(stated, found, np.float32(otherwise)), "parsed": stated}
+
+
+def _number(text: str | None) -> np.float32:
+    """Returns a number as float32; NaN for text that is none, and for one that is too large."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return np.float32(math.nan)
+    return np.float32(number if abs(number) <= _LARGEST else math.nan)
 
 
 def soft_overlong_map(batch: MapBatch, spec: MapSpec) -> MapResult:

@@ -25,7 +25,8 @@ from flowrl.graph.ir import (
 from flowrl.graph.sample_sets import sampling_node
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
 from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec
-from flowrl.specs.maps import split_key
+from flowrl.specs.filters import Parsed
+from flowrl.specs.maps import Parse, split_key
 
 __all__ = ["conditions"]
 
@@ -253,6 +254,8 @@ def _check_map(graph: Graph, node: Node) -> Iterator[GraphError]:
             read.add((having[place].argument, field))
         else:
             yield node_error(node, f"map {called(spec)} reads '{key}', which nothing feeds")
+    if isinstance(spec, Parse) and spec.otherwise is None:
+        yield from _check_parsed(graph, node)
     for edge in edges:
         yield from _check_units(graph, node, edge)
         for name in edge.fields:
@@ -260,6 +263,19 @@ def _check_map(graph: Graph, node: Node) -> Iterator[GraphError]:
                 yield node_error(
                     node, f"map {called(spec)} does not read '{name}' of its '{edge.argument}'"
                 )
+
+
+def _check_parsed(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """Checks that scores that may be missing are read by the selection that leaves these out."""
+    for reader in graph.nodes:
+        edges = [e for e in graph.in_edges(reader.id) if e.src == node.id]
+        if edges and not isinstance(reader.attr("spec"), Parsed):
+            yield node_error(
+                node,
+                f"{node.id} gives no score where it finds no number, and {reader.id} needs one of "
+                "each sample",
+                hint="give the map a number as otherwise=, or select with fl.select.parsed",
+            )
 
 
 def _check_log(graph: Graph, node: Node) -> Iterator[GraphError]:

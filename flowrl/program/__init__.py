@@ -1,7 +1,7 @@
 """The workflow language: a Python function that runs on symbolic handles and leaves a graph."""
 
 from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
-from flowrl.program.formulas import log, map_of, weighted_sum
+from flowrl.program.formulas import log, map_of, parse, weighted_sum
 from flowrl.program.handles import (
     Advantages,
     Examples,
@@ -50,6 +50,7 @@ __all__ = [
     "load_workflow",
     "log",
     "map_of",
+    "parse",
     "registered_workflows",
     "select",
     "shaping",

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from flowrl.graph.ir import Op
 from flowrl.graph.signatures import PREFERRED
-from flowrl.program.formulas import add_subset
+from flowrl.program.formulas import add_parse, add_subset
 from flowrl.program.handles import Pairs, Rollout, Scores
 from flowrl.program.operation import operation
-from flowrl.specs.filters import BestAndWorst, RandomK, Threshold, Top
+from flowrl.specs.filters import BestAndWorst, Parsed, RandomK, Threshold, Top
 from flowrl.specs.names import raise_missing
 
-__all__ = ["best_and_worst", "random", "threshold", "top"]
+__all__ = ["best_and_worst", "parsed", "random", "threshold", "top"]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
@@ -56,6 +56,18 @@ def threshold(rollout: Rollout, scores: Scores, *, at_least: float) -> tuple[Rol
         at_least: The least score that is kept.
     """
     return add_subset(Op.SELECT, Threshold(at_least=at_least), rollout, scores)
+
+
+@operation
+def parsed(rollout: Rollout, *, regex: str) -> tuple[Rollout, Scores]:
+    """The samples that state a number, with that number as their score; see `fl.parse`.
+
+    Args:
+        rollout: The samples.
+        regex: The expression that finds the number.
+    """
+    scores = add_parse("fl.select.parsed", rollout, regex=regex, otherwise=None)
+    return add_subset(Op.SELECT, Parsed(), rollout, scores)
 
 
 @operation

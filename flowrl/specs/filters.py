@@ -15,6 +15,7 @@ __all__ = [
     "BestAndWorst",
     "Difficulty",
     "FilterSpec",
+    "Parsed",
     "RandomK",
     "SelectSpec",
     "Threshold",
@@ -102,6 +103,13 @@ class Threshold(SelectSpec):
     kind: ClassVar[str] = "threshold"
 
     at_least: Finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed(SelectSpec):
+    """Keeps the samples in whose response the map `parse` found a number."""
+
+    kind: ClassVar[str] = "parsed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

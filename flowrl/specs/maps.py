@@ -14,7 +14,7 @@ of `fl.shaping` document the fields that are their arguments too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
@@ -26,6 +26,7 @@ from flowrl.specs.base import (
     Finite,
     Range,
     Spec,
+    Wrong,
     format_list,
     list_of,
     option,
@@ -40,6 +41,7 @@ __all__ = [
     "Gives",
     "MapSpec",
     "OwnMap",
+    "Parse",
     "Repetition",
     "ShapingSpec",
     "SoftOverlong",
@@ -74,6 +76,7 @@ class MapSpec(Spec):
     _reads: ClassVar[tuple[str, ...]] = ("score",)
     _per_sample: ClassVar[bool] = False
     _reads_truncated: ClassVar[bool] = False
+    _reads_text: ClassVar[bool] = False
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -97,6 +100,11 @@ class MapSpec(Spec):
     def reads_truncated(self) -> bool:
         """True if the map must know which responses were truncated at `max_tokens`."""
         return self._reads_truncated
+
+    @property
+    def reads_text(self) -> bool:
+        """True if the map reads the texts of responses."""
+        return self._reads_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,43 @@ class WeightedSum(MapSpec):
     def reads(self) -> tuple[str, ...]:
         """The keys `score`, `score_2`, ..., one for each weight."""
         return tuple(_key("score", place) for place in range(len(self.factors)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parse(MapSpec):
+    """The number that an expression finds in a response, and whether it finds one.
+
+    Attributes:
+        regex: The expression: the first group of its last match is the number, or the whole match
+            where it has no group.
+        otherwise: The score of a response in which it finds no number; None makes it NaN, which
+            only the selection `parsed` reads.
+    """
+
+    kind: ClassVar[str] = "parse"
+    _reads: ClassVar[tuple[str, ...]] = ("response_mask",)
+    _per_sample: ClassVar[bool] = True
+    _reads_text: ClassVar[bool] = True
+
+    regex: str
+    otherwise: Finite | None = None
+
+    @property
+    def gives(self) -> tuple[Gives, ...]:
+        """The score, and `parsed`: whether the response has one of its own."""
+        return (*_KNOWN["score"], ("parsed", "bool", "samples"))
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields an expression that cannot be read, or that matches the empty text."""
+        import regex  # here: only programs that parse need it
+
+        try:
+            pattern = regex.compile(self.regex)
+        except (regex.error, RecursionError, OverflowError, ValueError) as error:
+            yield "regex", self.regex, f"a regular expression ({error})"
+            return
+        if pattern.search("") is not None:
+            yield "regex", self.regex, "an expression that does not match the empty text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

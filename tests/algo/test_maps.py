@@ -9,15 +9,17 @@ import numpy.typing as npt
 import pytest
 
 from flowrl.algo.maps import MapBatch
-from flowrl.algo.resolve import resolve_map
+from flowrl.algo.resolve import resolve_map, resolve_select
 from flowrl.errors import DataError, RewardError, TraceError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
 from flowrl.graph.signatures import map_outputs
 from flowrl.specs import MapSpec, spec_from_json
 from flowrl.specs.advantage import OwnAdvantage
+from flowrl.specs.filters import Parsed
 from flowrl.specs.maps import (
     CosineLength,
+    Parse,
     Repetition,
     ShapingSpec,
     SoftOverlong,
@@ -62,6 +64,8 @@ def scores(spec: MapSpec, batch: MapBatch) -> list[float]:
         StopProperly(),
         CosineLength(max_tokens=3, correct_above=0.1),
         Repetition(ngram=1),
+        Parse(regex='("\\d",\n)', otherwise=0),
+        Parse(regex="x"),
         own.brief.spec(scale=0.5),
         own.compared.spec(),
     ],
@@ -228,3 +232,52 @@ def test_a_declaration_of_a_map_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(TraceError, match=message):
         UserMap.mark(**declared)
+
+
+def said(*texts: str) -> MapBatch:
+    """Samples with these responses, of a token each."""
+    return MapBatch(
+        fields={"response_mask": np.ones(len(texts), np.bool_)},
+        groups=np.zeros(len(texts), np.int64),
+        offsets=np.arange(len(texts) + 1),
+        lengths=np.ones(len(texts), np.int64),
+        texts=texts,
+    )
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "number"),
+    [
+        (r"SCORE: (\d+)", "SCORE: 3, no: SCORE: 7", 7.0),
+        (r"-?\d+\.\d+", "between 0.5 and -1.25", -1.25),
+        (r"(\d+)/(\d+)", "8/10", 8.0),
+        (r"SCORE: (\w+)", "SCORE: 3, SCORE: high", -1.0),
+        (r"SCORE: (\w+)", "SCORE: nan", -1.0),
+        (r"SCORE: (\w+)", "SCORE: 1e39", -1.0),
+        (r"(\d)|none", "none", -1.0),
+        (r"SCORE: (\d+)", "", -1.0),
+    ],
+)
+def test_the_number_of_a_response_is_the_first_group_of_the_last_match(
+    regex: str, text: str, number: float
+) -> None:
+    found = resolve_map(Parse(regex=regex, otherwise=-1.0))(said(text))
+    assert found["score"].dtype == np.float32
+    assert found["score"].tolist() == [np.float32(number)]
+    assert found["parsed"].tolist() == [number != -1.0]
+
+
+def test_a_response_without_a_number_has_no_score_where_it_is_to_be_left_out() -> None:
+    found = resolve_map(Parse(regex=r"\d"))(said("1", "one", "2"))
+    assert np.isnan(found["score"]).tolist() == [False, True, False]
+    assert resolve_select(Parsed())(found["score"], [0, 0, 1], ["a", "b", "c"]).tolist() == [0, 2]
+
+
+def test_a_search_that_would_not_end_is_given_up_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("flowrl.algo.maps.PARSE_LIMIT_S", 0.05)
+    found = resolve_map(Parse(regex=r"\s+(\d)", otherwise=0.5))(said(" " * 100_000, " 4"))
+    assert found["score"].tolist() == [0.5, 4.0]
+    assert found["parsed"].tolist() == [False, True]
+    assert "1 of 2 responses" in caplog.text

@@ -10,7 +10,7 @@ from flowrl.errors import RewardError
 from flowrl.graph.ir import format_attr
 from flowrl.graph.serialization import parse_attr
 from flowrl.specs import SelectSpec
-from flowrl.specs.filters import BestAndWorst, RandomK, Threshold, Top
+from flowrl.specs.filters import BestAndWorst, Parsed, RandomK, Threshold, Top
 
 SCORES = [1.0, 3.0, 3.0, 2.0, 5.0, 5.0, 0.0]
 GROUPS = [7, 7, 7, 7, 2, 2, 9]
@@ -25,7 +25,13 @@ def rows(spec: SelectSpec, **other: list[float]) -> list[int]:
 
 @pytest.mark.parametrize(
     "spec",
-    [Top(k=2), Threshold(at_least=-0.5), BestAndWorst(tolerance=0.5), RandomK(k=2, seed=3)],
+    [
+        Top(k=2),
+        Threshold(at_least=-0.5),
+        BestAndWorst(tolerance=0.5),
+        RandomK(k=2, seed=3),
+        Parsed(),
+    ],
 )
 def test_a_selection_reads_back_from_its_text(spec: SelectSpec) -> None:
     assert parse_attr(format_attr(spec)) == spec

@@ -71,6 +71,7 @@ EXPORTED = [
     "log",
     "loss",
     "map",
+    "parse",
     "resume",
     "run",
     "select",

@@ -218,6 +218,16 @@ def generation(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) ->
     actor.generate(prompts, n=1, temperature=0)
 
 
+@fl.workflow
+def stated_numbers(prompts: fl.Prompts, *, actor: fl.Policy) -> None:
+    """Scores that responses state themselves, before a filter and as a selection."""
+    rollout = actor.generate(prompts)
+    digits = fl.parse(rollout, regex=r"(\d)$", otherwise=-1.0)
+    rollout, digits = fl.filter.zero_variance(rollout, digits)
+    rollout, digits = fl.select.parsed(rollout, regex=r"(\d)$")
+    actor.update(rollout, digits)
+
+
 CONFIGS: Mapping[str, Any] = {
     **{
         program: lambda runs, program=program, **changes: config_of(program, runs, **changes)
@@ -235,6 +245,7 @@ CONFIGS: Mapping[str, Any] = {
             "distillation",
             "best_of_n",
             "generation",
+            "stated_numbers",
         )
     },
     "guessing": games_of,

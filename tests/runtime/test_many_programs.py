@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,25 @@ def test_every_step_is_logged_and_every_sample_has_one_end(tmp_path: Path, progr
     learned = {(row.step, row.rollout) for row in folder.samples() if row.end == "consumed"}
     ages = [n for row in rows for name, n in row.extra.items() if name.endswith("staleness/max")]
     assert ages == [0.0] * len(learned)
+
+
+def test_scores_that_responses_state_are_reported_and_those_without_one_are_counted(tmp_path: Path):
+    folder = RunFolder.open(run_of("stated_numbers", tmp_path).folder)
+    rows = list(folder.samples())
+    ends = Counter(row.end for row in rows)
+    assert ends["consumed"] > 10
+    assert ends["filtered"] > 5
+    for row in rows:
+        number = re.search(r"(\d)$", row.response)
+        if row.end == "consumed":
+            assert number is not None
+            assert row.score == float(number[1])
+        elif row.reason == "parsed":
+            assert number is None
+    for step in folder.steps():
+        of_step = [row for row in rows if row.step == step.step and row.reason != "zero_variance"]
+        without = sum(row.reason == "parsed" for row in of_step)
+        assert step.extra["unparsed"] == pytest.approx(without / len(of_step))
 
 
 def test_a_critic_that_begins_as_a_copy_is_trained_and_exported_beside_the_policy(tmp_path: Path):

@@ -136,6 +136,7 @@ def run_map(inputs: NodeInputs) -> MapResult:
         offsets=sequences.offsets,
         lengths=sequences.response_lengths,
         truncated=_truncated(inputs.samples) if spec.reads_truncated else None,
+        texts=tuple(p.text for p in inputs.samples.payloads) if spec.reads_text else None,
     )
     given = resolve_map(spec)(batch)
     if isinstance(spec, OwnMap) and spec.alone and len(batch.groups) > 1 and _seen[spec] < _LOOKS:

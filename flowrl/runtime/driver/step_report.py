@@ -7,6 +7,7 @@ of other roles and rollouts have their name as a prefix: `critic/loss`,
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from flowrl.runtime.driver.graph_parts import (
 from flowrl.runtime.driver.payloads import Payload, StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
+from flowrl.specs.maps import Parse
 
 __all__ = ["UNNAMED_TOKENS", "GeneratedRollout", "StepReport", "StepResult", "reported_score"]
 
@@ -145,7 +147,7 @@ class StepReport:
             if values is not None:
                 payloads = step.sets[self._parts.made[node.id]].payloads
                 for payload, score in zip(payloads, values.tolist(), strict=True):
-                    payload.score = score
+                    payload.score = None if math.isnan(score) else score
                 continue
             judging = next((f.id for f in rollout.part.filters if self._reads(f.id, node.id)), None)
             for _, payload in _scored(rollout.collected):
@@ -375,6 +377,7 @@ class StepReport:
                 continue
             if self._parts.origin(node.id) == rollout.part.node.id:
                 values.setdefault(role_of(node), scores.tolist())
+        found = self._unparsed(step, rollout)
         for name in (CUT_OBSERVATION, CUT_LENGTH):  # no numbers of a reward, but marks of an end
             values.pop(name, None)
         ended = (payload for _, payload, _ in rollout.collected.dropped)
@@ -385,12 +388,25 @@ class StepReport:
             _, _, term = payload.failed_term.partition("/")
             # Terms of one name are distinguished by their roles, as in `merged_terms`.
             failures[payload.failed_term if payload.failed_term in values else term] += 1
-        found = {"failed_rewards": float(len(failed))} if failed else {}
+        if failed:
+            found["failed_rewards"] = float(len(failed))
         for name in filter(None, dict.fromkeys((*values, *failures))):
             if name in values:
                 found[f"terms/{name}/mean"] = float(np.mean(values[name]))
                 found[f"terms/{name}/std"] = float(np.std(values[name]))
             found[f"terms/{name}/failures"] = float(failures[name])
+        return found
+
+    def _unparsed(self, step: StepBatch, rollout: GeneratedRollout) -> dict[str, float]:
+        """Returns the share of a rollout's responses in which a map found no number."""
+        found: dict[str, float] = {}
+        for node in self._parts.graph.of_op(Op.MAP):
+            stated = step.values.get((node.id, "parsed"))
+            if stated is None or not len(stated) or not isinstance(node.attr("spec"), Parse):
+                continue
+            if self._parts.origin(node.id) == rollout.part.node.id:
+                name = f"{node.id}/unparsed" if "unparsed" in found else "unparsed"
+                found[name] = 1.0 - float(np.mean(stated.astype(np.float64)))
         return found
 
     # Updates
