@@ -404,7 +404,10 @@ class LossFunction:
         )
 
     def __call__(self, logprobs: torch.Tensor, batch: TokenBatch) -> TokenLoss:
-        return self.function(logprobs, batch, self.spec)
+        terms = self.function(logprobs, batch, self.spec)
+        if self.spec.scaled_by == 1:
+            return terms
+        return replace(terms, values=self.spec.scaled_by * terms.values)
 
 
 def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:

@@ -69,6 +69,16 @@ def test_cross_entropy_is_the_negative_logprob() -> None:
     assert terms.values.tolist() == [1.0, 2.0]
 
 
+def test_a_scaled_loss_is_the_loss_times_its_factor_entropy_bonus_included() -> None:
+    torch.manual_seed(0)
+    logprobs, advantages, entropy = torch.randn(3, 7, dtype=torch.float64)
+    batch = TokenBatch(advantages=advantages, behaviour_logprobs=logprobs - 0.1, entropy=entropy)
+    spec = PolicyClip(entropy=0.3)
+    plain, scaled = resolve_loss(spec)(logprobs, batch), resolve_loss(0.25 * spec)(logprobs, batch)
+    torch.testing.assert_close(scaled.values, 0.25 * plain.values)
+    torch.testing.assert_close(scaled.means["ratio_mean"], plain.means["ratio_mean"])
+
+
 @pytest.mark.parametrize(
     ("aggregation", "want"),
     [

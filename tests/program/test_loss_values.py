@@ -10,7 +10,14 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import TraceError
-from flowrl.graph import format_attr, problems
+from flowrl.graph import (
+    format_attr,
+    format_graph,
+    graph_from_json,
+    graph_to_json,
+    parse,
+    problems,
+)
 from flowrl.graph.serialization import parse_attr
 from flowrl.specs import KL, GroupRelative, LossSpec
 from flowrl.specs.base import wrong_fields
@@ -98,6 +105,12 @@ def test_the_nearest_choice_is_told():
             "omit anchor",
         ),
         (lambda: fl.kl.k3(0.1, targets=1.0), "the option 'targets'", "did you mean 'target'?"),
+        (lambda: 0 * loss.dpo(), "cannot be multiplied by this", "inside `if weight:`"),
+        (lambda: -loss.dpo(), "cannot be multiplied by this", "has no bound"),
+        (lambda: loss.dpo() * -0.5, "cannot be multiplied by this", "has no bound"),
+        (lambda: float("nan") * loss.dpo(), "cannot be multiplied by this", None),
+        (lambda: "0.1" * loss.dpo(), "cannot be multiplied by this", "weigh samples"),
+        (lambda: loss.dpo() + loss.cispo(), "not added with +", "fl.sum(fl.term("),
     ],
 )
 def test_what_a_loss_cannot_be_made_of_is_told_with_the_line(made, what, hint):
@@ -106,6 +119,17 @@ def test_what_a_loss_cannot_be_made_of_is_told_with_the_line(made, what, hint):
     assert what in caught.value.what
     assert "test_loss_values.py" in caught.value.where
     assert hint is None or hint in caught.value.hint
+
+
+def test_a_scaled_loss_is_written_and_read_with_its_factor():
+    @fl.workflow
+    def program(pairs: fl.Pairs, actor: fl.Policy, reference: fl.Policy):
+        actor.update(pairs, reference=reference.logprobs(pairs), loss=0.5 * loss.dpo() * 0.5)
+
+    graph = program.trace()
+    assert "  attr loss = loss:dpo(scaled_by=0.25, beta=0.1)\n" in format_graph(graph)
+    assert format_graph(parse(format_graph(graph))) == format_graph(graph)
+    assert graph_from_json(graph_to_json(graph)) == graph
 
 
 def test_every_loss_as_it_is_has_values_that_it_may_have():

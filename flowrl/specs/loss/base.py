@@ -6,11 +6,14 @@ Bradley-Terry for reward models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, NoReturn, Self, TypeAlias
 
+from flowrl.errors import TraceError
 from flowrl.specs.base import FromZero, Positive, Range, Spec, Wrong, option
+from flowrl.specs.user_functions import caller
 
 __all__ = [
     "DPO",
@@ -61,10 +64,14 @@ Prediction: TypeAlias = Literal["logprobs", "values", "scores"]
 class LossSpec(Spec):
     """The base of losses. The field `aggregation` names a loss's aggregation; default token-mean.
 
+    `0.1 * loss` is the loss with another `scaled_by`.
+
     Attributes:
         count_empty: True if samples without response tokens count in the denominators of means over
             samples (and prompts without any in those of means over prompts). This is the default,
             so that the weight of a sample does not depend on other samples.
+        scaled_by: The factor of the whole loss, its entropy bonus included. A KL penalty of the
+            update has a coefficient of its own.
         predicts: The model's output that the loss reads: `logprobs` or `values` of each response
             token, or `scores`, one a sample.
         pairs: True if samples come in pairs, the preferred one first, which no mini-batch and no
@@ -76,6 +83,39 @@ class LossSpec(Spec):
     pairs: ClassVar[bool] = False
 
     count_empty: bool = option(True)
+    scaled_by: Annotated[float, Range(low=0.0, above=True, finite=True)] = option(1.0)
+
+    def __mul__(self, factor: object) -> Self:
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if is_number and 0 < float(factor) < math.inf:  # type: ignore[arg-type]
+            return replace(self, scaled_by=self.scaled_by * float(factor))  # type: ignore[arg-type]
+        hint = "weigh samples with advantages, and terms of a sum with numbers"
+        if is_number and factor == 0:
+            hint = "leave the update or the term out, inside `if weight:` where a setting decides"
+        elif is_number:
+            hint = "what is maximised has no bound; write a loss of your own that has one"
+        raise TraceError(
+            f"the loss {self.kind} cannot be multiplied by this",
+            where=caller(),
+            found=repr(factor),
+            expected="a finite number above 0",
+            hint=hint,
+        )
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Self:
+        return self * -1
+
+    def __add__(self, other: object) -> NoReturn:
+        raise TraceError(
+            "losses are not added with +",
+            where=caller(),
+            found=f"{self.kind} + {getattr(other, 'kind', repr(other))}",
+            expected="a sum of terms, each with its samples and its loss",
+            hint="write actor.update(fl.sum(fl.term(rollout, advantages=..., loss=...), "
+            "0.1 * fl.term(rollout, loss=...)))",
+        )
 
     @property
     def needs(self) -> tuple[str, ...]:
