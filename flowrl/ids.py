@@ -1,7 +1,9 @@
 """Ids as distinct types, so that a type checker notices a group passed as a sample.
 
 A sample is one answer to one prompt in one epoch. Its id is readable on purpose, because it appears
-in logs and messages: `0/17/3` is epoch 0, prompt 17, member 3.
+in logs and messages: `0/17/3` is epoch 0, prompt 17, member 3. Where a prompt is made of a sample
+(`fl.prompts_of`), the samples that answer it are a group with that sample's id: `0/17/3/1` is
+member 1 of the children of `0/17/3`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ EngineId = NewType("EngineId", str)
 """A replica of a generating role: `actor.generate[0]`."""
 
 GroupId = NewType("GroupId", str)
-"""A prompt in an epoch: `epoch/prompt`."""
+"""A prompt in an epoch, `epoch/prompt`; or a prompt made of a sample, with the sample's id."""
 
 SampleId = NewType("SampleId", str)
-"""A member of a group: `epoch/prompt/member`."""
+"""A member of a group: `epoch/prompt/member`, or of a sample's children `sample/member`."""
 
 
 def group_id(epoch: int, prompt: int) -> GroupId:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
+from flowrl.graph.sample_trees import parents_of
 from flowrl.specs import Sampling, SelectSpec
 
 __all__ = ["phase_of", "response_bound", "samples_per_prompt"]
@@ -35,7 +36,11 @@ def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:
     while True:
         match node.op:
             case Op.GENERATE:
-                return _drawn(node, group_size)
+                drawn = _drawn(node, group_size)
+                parents = parents_of(graph, node)
+                if parents is None:
+                    return drawn
+                return drawn * samples_per_prompt(graph, parents, group_size)
             case Op.INTERACT:
                 players = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
                 return _drawn(players[0], group_size) if players else group_size

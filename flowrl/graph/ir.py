@@ -66,12 +66,16 @@ class Op(StrEnum):
     SYNC = "sync"
     LOG = "log"
     MAP = "map"
+    PROMPTS_OF = "prompts_of"
+    PARENT = "parent"
+    MEAN_OF_CHILDREN = "mean_of_children"
 
 
 class Unit(StrEnum):
     """The unit for which a field holds one value.
 
-    A step has `prompts`; each is answered by a group; a group has samples; a sample has tokens.
+    A step has `prompts`; each is answered by a group; a group has samples; a sample has tokens. A
+    prompt may be made of a sample (`fl.prompts_of`), whose children answer it.
     `roles` is for the parameters of a model, of which a role has one set.
     """
 

@@ -2,7 +2,8 @@
 
 A filter and a selection make a smaller set of another. Arguments of one node refer to the same
 set, but for two: a baseline has one score a prompt, and a map may compare what two policies made of
-the same prompts.
+the same prompts. Between samples and those that were made of them, values go through `parent` and
+`mean_of_children` (`flowrl.graph.sample_trees`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,26 @@ from collections.abc import Iterator
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
+from flowrl.ids import NodeId
 from flowrl.specs import FilterSpec, SelectSpec
 
-__all__ = ["check_sample_sets", "results", "sample_sets", "sampling_node"]
+__all__ = [
+    "SUBSETS",
+    "answered_prompts",
+    "check_sample_sets",
+    "origin_of",
+    "results",
+    "sample_sets",
+    "sampling_node",
+]
 
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
-_MAKES = (Op.SOURCE, *_ROLLOUTS, Op.FILTER, Op.SELECT)
-_IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, Op.FILTER, Op.SELECT)
+SUBSETS = (Op.FILTER, Op.SELECT)
+"""Operations that make a smaller set of another one."""
+_MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS)
+_IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, *SUBSETS)
+_BETWEEN_SETS = (Op.SYNC, Op.PARENT, Op.MEAN_OF_CHILDREN)
+"""Operations whose arguments are of different samples; `flowrl.graph.sample_trees` checks them."""
 
 
 def sample_sets(graph: Graph) -> dict[str, str]:
@@ -65,7 +79,7 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
     made = sample_sets(graph)
     for node in graph.nodes:
         edges = [e for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)]
-        for edge in edges[1:] if node.op is not Op.SYNC else ():
+        for edge in edges[1:] if node.op not in _BETWEEN_SETS else ():
             first, other = graph.node(made[edges[0].src]), graph.node(made[edge.src])
             if edge.argument == "weights":
                 continue  # of a model, whatever samples it was updated on
@@ -85,11 +99,11 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
 
 
 def _suggestion(graph: Graph, node: Node, first: Node, other: Node) -> str:
-    smaller = next((n for n in (first, other) if n.op in (Op.FILTER, Op.SELECT)), None)
+    smaller = next((n for n in (first, other) if n.op in SUBSETS), None)
     if smaller is None and node.op is Op.MAP:
         sizes = " and ".join(str(_group_size(graph, n) or "the config's") for n in (first, other))
         return f"rollouts of the same prompts with as large groups can be compared; here {sizes}"
-    if smaller is None or _origin(graph, first) != _origin(graph, other):
+    if smaller is None or origin_of(graph, first) != origin_of(graph, other):
         return f"pass what was made of the samples of '{first.id}' throughout"
     spec = smaller.attr("spec")
     assert isinstance(spec, FilterSpec | SelectSpec)
@@ -100,16 +114,16 @@ def _suggestion(graph: Graph, node: Node, first: Node, other: Node) -> str:
     )
 
 
-def _origin(graph: Graph, maker: Node, of: tuple[Op, ...] = (Op.FILTER, Op.SELECT)) -> Node:
+def origin_of(graph: Graph, maker: Node, of: tuple[Op, ...] = SUBSETS) -> Node:
     """Returns the rollout or the data of which a set is a part."""
     while maker.op in of and (edge := graph.feeding(maker.id, "rollout")) is not None:
         maker = graph.node(edge.src)
     return maker
 
 
-def _prompts(graph: Graph, maker: Node) -> str | None:
-    """Returns the prompts that the samples of a set answer; None for data."""
-    edge = graph.feeding(_origin(graph, maker).id, "prompts")
+def answered_prompts(graph: Graph, maker: Node) -> NodeId | None:
+    """Returns the node of the prompts that the samples of a set answer; None for data."""
+    edge = graph.feeding(origin_of(graph, maker).id, "prompts")
     return None if edge is None else edge.src
 
 
@@ -124,12 +138,14 @@ def _check_baseline(
     wrong = None
     if baseline.src == scores.src:
         wrong = f"gets '{baseline.src}' as its baseline and as its scores"
-    elif _prompts(graph, learned) is None or _prompts(graph, learned) != _prompts(graph, lone):
+    elif (asked := answered_prompts(graph, learned)) is None or asked != answered_prompts(
+        graph, lone
+    ):
         wrong = (
             f"needs a baseline for the prompts of '{learned.id}', but '{baseline.src}' scores "
             f"other samples ('{lone.id}')"
         )
-    elif _origin(graph, lone, (Op.SELECT,)).op is Op.FILTER:
+    elif origin_of(graph, lone, (Op.SELECT,)).op is Op.FILTER:
         wrong = (
             f"needs a baseline for every prompt, but '{baseline.src}' lacks those that a filter "
             "took out"
@@ -152,7 +168,8 @@ def _are_side_by_side(graph: Graph, first: Node, other: Node) -> bool:
     """True if sample k of a prompt's group has a counterpart in the other rollout."""
     if first.op not in _ROLLOUTS or other.op not in _ROLLOUTS:
         return False
-    if _prompts(graph, first) is None or _prompts(graph, first) != _prompts(graph, other):
+    asked = answered_prompts(graph, first)
+    if asked is None or asked != answered_prompts(graph, other):
         return False
     sizes = {_group_size(graph, side) for side in (first, other)}
     if graph.level is Level.TRACED:

@@ -18,6 +18,7 @@ from flowrl.specs import (
     Grammar,
     LossSpec,
     MapSpec,
+    PromptsSpec,
     Sampling,
     SelectSpec,
 )
@@ -212,6 +213,7 @@ _EPISODE = (TURN, TOKEN_REWARD, STATE)
 _ROLLOUT = Argument(
     name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, *_EPISODE)
 )
+_RECEIVERS = Argument(name="rollout", fields=(RESPONSE_MASK,))
 _WEIGHTS_OF_LAST_STEP = Argument(name="weights", fields=(WEIGHTS,), required=False, carried=True)
 _WEIGHTS_OF_UPDATE = Argument(name="weights", fields=(WEIGHTS,), required=False)
 """The weights that a forward pass runs with: those after an update of the same step. Without it,
@@ -302,6 +304,21 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             has_role=False,
             arguments=(Argument(name="input", many=True, any_fields=True),),
             attrs=(AttrRule(name="spec", types=(MapSpec,), filled=Level.TRACED),),
+        ),
+        Op.PROMPTS_OF: Signature(
+            has_role=False,
+            arguments=(Argument(name="rollout", fields=_SAMPLES),),
+            outputs=(PROMPT,),
+            attrs=(AttrRule(name="spec", types=(PromptsSpec,), filled=Level.TRACED),),
+        ),
+        # Their first argument says for which samples there is a value; the second has the values.
+        Op.PARENT: Signature(
+            has_role=False,
+            arguments=(_RECEIVERS, Argument(name="input", any_fields=True)),
+        ),
+        Op.MEAN_OF_CHILDREN: Signature(
+            has_role=False,
+            arguments=(_RECEIVERS, Argument(name="input", any_fields=True)),
         ),
         Op.UPDATE: Signature(
             has_role=True,

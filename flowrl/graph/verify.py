@@ -13,6 +13,7 @@ from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, called, names_of, node_error, per
 from flowrl.graph.sample_sets import check_sample_sets, results
+from flowrl.graph.sample_trees import check_sample_trees
 from flowrl.graph.signatures import (
     FORWARD_PASSES,
     PREFERRED,
@@ -65,6 +66,7 @@ def problems(graph: Graph) -> Iterator[GraphError]:
     yield from check_role_models(graph)
     yield from _check_versions(graph)
     yield from check_sample_sets(graph)
+    yield from check_sample_trees(graph)
     if not graph.of_op(Op.UPDATE, Op.LOG) and not results(graph):
         yield GraphError(
             f"workflow '{graph.name}' does nothing",

@@ -1,6 +1,7 @@
 """The workflow language: a Python function that runs on symbolic handles and leaves a graph."""
 
 from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
+from flowrl.program.children import mean_of_children, parent, prompts_of
 from flowrl.program.formulas import log, map_of, parse, weighted_sum
 from flowrl.program.handles import (
     Advantages,
@@ -50,7 +51,10 @@ __all__ = [
     "load_workflow",
     "log",
     "map_of",
+    "mean_of_children",
+    "parent",
     "parse",
+    "prompts_of",
     "registered_workflows",
     "select",
     "shaping",

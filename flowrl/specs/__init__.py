@@ -11,6 +11,7 @@ from flowrl.specs.grammar import Grammar
 from flowrl.specs.kl import KL
 from flowrl.specs.loss import CrossEntropy, LossSpec, OwnLoss, PolicyClip
 from flowrl.specs.maps import MapSpec
+from flowrl.specs.prompts import PromptsSpec
 
 __all__ = [
     "KL",
@@ -25,6 +26,7 @@ __all__ = [
     "MapSpec",
     "OwnLoss",
     "PolicyClip",
+    "PromptsSpec",
     "Sampling",
     "Scalar",
     "SelectSpec",

@@ -52,6 +52,7 @@ _DOT_SHAPES = {
     Op.SOURCE: "cylinder",
     Op.FILTER: "hexagon",
     Op.SELECT: "hexagon",
+    Op.PROMPTS_OF: "cylinder",
     Op.LOG: "note",
 }
 _NO_ROLE = ("#f4f4f4", "#777777")
@@ -123,6 +124,7 @@ _MERMAID_SHAPES: dict[Op, tuple[str, str]] = {
     Op.INTERACT: ("([", "])"),
     Op.FILTER: ("{{", "}}"),
     Op.SELECT: ("{{", "}}"),
+    Op.PROMPTS_OF: ("[(", ")]"),
     Op.LOG: (">", "]"),
 }
 

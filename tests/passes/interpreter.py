@@ -122,6 +122,12 @@ def _run(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) ->
             return _select(node, given["rollout"], given["scores"]["score"])
         case Op.MAP:
             return _map(node, given)
+        case Op.PROMPTS_OF:
+            return {"prompt": given["rollout"]["tokens"].sum(axis=1) + _factor_of(node)}
+        case Op.PARENT:
+            return _parent(given["rollout"], given["input"])
+        case Op.MEAN_OF_CHILDREN:
+            return _mean_of_children(given["rollout"], given["input"])
         case Op.ADVANTAGE:
             spec = node.attr("spec")
             assert isinstance(spec, AdvantageSpec)
@@ -252,6 +258,21 @@ def _map(node: Node, given: Mapping[str, Fields]) -> Fields:
     return {**_group(first), **{name: np.asarray(total) for name, _, _ in spec.gives}}
 
 
+def _parent(children: Fields, values: Fields) -> Fields:
+    """The group of a child is the row of its parent."""
+    rows = children[GROUP].astype(int)
+    return {**{name: each[rows] for name, each in values.items()}, **_group(children)}
+
+
+def _mean_of_children(parents: Fields, values: Fields) -> Fields:
+    rows = range(len(parents[GROUP]))
+    means = {
+        name: np.array([each[values[GROUP] == row].mean() for row in rows])
+        for name, each in values.items()
+    }
+    return {**means, **_group(parents)}
+
+
 def _advantage(spec: AdvantageSpec, given: Mapping[str, Fields]) -> Fields:
     score, groups = given["scores"]["score"], given["scores"][GROUP]
     means = np.array([score[groups == group].mean() for group in groups])
@@ -347,6 +368,12 @@ def _group(fields: Fields) -> Fields:
 def _factor(spec: Spec) -> float:
     """A number of its own for each specification."""
     return 1.0 + _seed(spec.to_json()) % 1000 / 1000
+
+
+def _factor_of(node: Node) -> float:
+    spec = node.attr("spec")
+    assert isinstance(spec, Spec)
+    return _factor(spec)
 
 
 def _seed(*parts: object) -> int:

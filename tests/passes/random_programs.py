@@ -39,7 +39,8 @@ class Lesson:
             it is None): a `rollout`, or `episodes`.
         judged: `rewards` leaves the advantage to the config, `advantages` gives one a sample,
             `two rewards` of the sum of two, `tokens` one a token, `penalised tokens` with a KL
-            penalty in the reward, `critic` those of a critic that learns too, `turns` of episodes.
+            penalty in the reward, `critic` those of a critic that learns too, `turns` of episodes,
+            `children` by what the teacher makes of each sample, from which the teacher learns.
         loss: None takes the config's.
         old: Whether the program passes the old logprobs itself.
         kl: Coefficient of a penalty; None without one.
@@ -85,6 +86,7 @@ on_rollouts = st.builds(
             "penalised tokens",
             "critic",
             "turns",
+            "children",
         ]
     ),
     std=st.sampled_from(["group", "none"]),
@@ -229,6 +231,14 @@ def _judge(
             return [], {"advantages": fl.advantage.reinforce_pp(scores, rollout, **penalty)}
         case "turns" if lesson.samples == "episodes":
             return [], {"advantages": fl.advantage.group_in_group(scores, rollout)}
+        case "children" if lesson.samples == "rollout" and lesson.subset in (None, "filter"):
+            fl.log(_name("seen", handles), scores)
+            prompts = fl.prompts_of(rollout, template="{prompt}{response}?")
+            critique = handles["teacher"].generate(prompts, n=lesson.n)
+            scores = fl.mean_of_children(handles["judge"].score(critique))
+            advantages = fl.advantage.group_relative(scores, std=lesson.std)
+            back = {"advantages": fl.parent(advantages, of=critique)}
+            return [("teacher", critique, back)], {"advantages": advantages}
         case "critic":
             values = handles["critic"].values(rollout)
             again = handles["critic"].values(rollout)

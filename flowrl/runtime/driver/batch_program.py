@@ -22,6 +22,7 @@ from flowrl.backend.batch import Floats, Sampler, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
+from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.batch_nodes import (
@@ -36,7 +37,7 @@ from flowrl.runtime.driver.batch_nodes import (
     update_spec,
 )
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
-from flowrl.runtime.driver.graph_parts import GraphParts, is_rule_score, role_of
+from flowrl.runtime.driver.graph_parts import GraphParts, role_of
 from flowrl.runtime.driver.payloads import StepBatch, scores_by
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling

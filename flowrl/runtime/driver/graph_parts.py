@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op, results, sample_sets
+from flowrl.graph.streaming import is_rule_score, streaming_nodes
 from flowrl.ids import NodeId, RoleName
-from flowrl.specs import LossSpec, MapSpec
+from flowrl.specs import LossSpec
 
 __all__ = [
     "GraphParts",
     "RoleUse",
     "RolloutPart",
-    "is_rule_score",
     "refreshed_roles",
     "role_of",
     "score_source",
@@ -83,13 +83,11 @@ class GraphParts:
             NodeId(node): NodeId(maker) for node, maker in sample_sets(graph).items()
         }
         self._by_id = {node.id: node for node in graph.nodes}
-        self._streams: dict[NodeId, bool] = {}
+        self._streaming = streaming_nodes(graph)
         self._origins: dict[NodeId, NodeId] = {}
         for node in graph.nodes:
             self._origins[node.id] = self._origin_of(node)
-        for node in graph.nodes:
-            self._streams[node.id] = self._is_streaming(node)
-        filters = [n for n in graph.of_op(Op.FILTER) if self._streams[n.id]]
+        filters = [n for n in graph.of_op(Op.FILTER) if n.id in self._streaming]
         judged = self._maps_before(filters)
         read = self._sets_read(filters, judged)
         self.rollouts = tuple(
@@ -104,7 +102,7 @@ class GraphParts:
 
     def streams(self, node: NodeId) -> bool:
         """True if a node's result for a group follows from the group alone, once it is scored."""
-        return self._streams[node]
+        return node in self._streaming
 
     def origin(self, node: NodeId) -> NodeId:
         """Returns the rollout or the source of a node's samples."""
@@ -119,18 +117,6 @@ class GraphParts:
         return self._origins[edge.src]
 
     # What streams
-
-    def _is_streaming(self, node: Node) -> bool:
-        """True if a node's result for a group is known as soon as the group is scored."""
-        if node.op in _ROLLOUTS or is_rule_score(node):
-            return True
-        spec = node.attr("spec")
-        if node.op is not Op.FILTER and not (isinstance(spec, MapSpec) and spec.per_sample):
-            return False
-        reads = [edge.src for edge in self.graph.in_edges(node.id)]
-        return all(self._streams.get(source, False) for source in reads) and (
-            len({self._origins[source] for source in reads}) == 1
-        )
 
     def _maps_before(self, filters: list[Node]) -> set[NodeId]:
         """Returns the maps that streaming filters read, directly or through other maps."""
@@ -214,11 +200,6 @@ class GraphParts:
                 nodes.append(node)
                 there.add(self.made[node.id])
         return tuple(nodes)
-
-
-def is_rule_score(node: Node) -> bool:
-    """True if a node scores text by rules, sample by sample, and not with a model."""
-    return node.op is Op.SCORE and node.attr("by") != "model"
 
 
 def score_source(graph: Graph, node_id: NodeId, argument: str = "scores") -> Node | None:

@@ -18,18 +18,13 @@ import numpy as np
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr, results
+from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
 from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import kept_groups
-from flowrl.runtime.driver.graph_parts import (
-    GraphParts,
-    RolloutPart,
-    is_rule_score,
-    role_of,
-    score_source,
-)
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of, score_source
 from flowrl.runtime.driver.payloads import Payload, StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec

@@ -29,11 +29,11 @@ from flowrl.data import PromptItem
 from flowrl.errors import TraceError
 from flowrl.graph import DType, Field, Graph, Node, Op, Unit
 from flowrl.graph.signatures import PREFERRED, ROLLOUT_LOGPROBS, TOKENS
+from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId
 from flowrl.passes import PassRecord, run_passes
 from flowrl.program.values import SamplesValue, samples_summary, shortened
 from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.graph_parts import is_rule_score
 from flowrl.runtime.driver.payloads import (
     Array,
     Payload,

@@ -13,13 +13,8 @@ from flowrl.compiler.stage import require_here
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
 from flowrl.graph import Node, Op
-from flowrl.runtime.driver.graph_parts import (
-    GraphParts,
-    RoleUse,
-    RolloutPart,
-    is_rule_score,
-    role_of,
-)
+from flowrl.graph.streaming import is_rule_score
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
 from flowrl.runtime.setup.rollouts import settings_of, train_key
 
@@ -41,12 +36,22 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     require_here(config, stages)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
+        _require_no_trees(stage)
         _require_schedulable(config, stage)
         _require_refillable(config, stage)
         _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
         require_local_plan(stage, in_process=config.executor == "eager")
+
+
+def _require_no_trees(stage: CompiledStage) -> None:
+    for node in stage.graph.of_op(Op.PROMPTS_OF):
+        raise ConfigError(
+            f"{node.id} makes prompts of samples, which this executor does not run yet",
+            where=_line(node),
+            hint="`flowrl graph` and `flowrl plan` take it",
+        )
 
 
 def _require_terms(config: RunConfig, stage: CompiledStage) -> None:

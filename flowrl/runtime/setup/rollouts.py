@@ -19,6 +19,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.config.schema import RunConfig
 from flowrl.data import Tokenizer
 from flowrl.graph import Node, Op
+from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout import Event, RolloutScheduler, SchedulerSettings
@@ -27,7 +28,7 @@ from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, read
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers
 from flowrl.runtime.driver.filters import GroupJudge, RunNode, group_judge
-from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, is_rule_score, role_of
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import PayloadStore
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import PromptSupply, Source

@@ -10,9 +10,10 @@ from contextlib import ExitStack
 
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Op
+from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import RoleName
 from flowrl.runtime.driver.collected_batch import Scorers
-from flowrl.runtime.driver.graph_parts import RolloutPart, is_rule_score, role_of
+from flowrl.runtime.driver.graph_parts import RolloutPart, role_of
 from flowrl.runtime.scoring.in_process import open_inline_scoring
 from flowrl.runtime.workers import open_scoring
 

@@ -1,0 +1,137 @@
+"""Rollouts from rollouts: prompts made of samples, and values between parents and children.
+
+    draft = actor.generate(prompts)
+    critique = critic.generate(fl.prompts_of(draft, template="{prompt}{response}\\nCritique:"), n=1)
+    draft_scores = fl.mean_of_children(judge.score(critique))
+    actor.update(draft, draft_scores)
+    critic.update(critique, advantages=fl.parent(fl.advantage.group_relative(draft_scores),
+                                                 of=critique))
+
+A sample of `critique` is a child of the sample of `draft` whose prompt it answers. Children of one
+sample are a group, so an advantage or a filter on them compares them with each other alone. To
+compare children of different parents, take their mean to the parents, compute there, and return
+with `fl.parent`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from flowrl.errors import TraceError
+from flowrl.graph.ir import Op
+from flowrl.graph.sample_sets import sample_sets
+from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.signatures import PROMPT, TURN
+from flowrl.program.handles import Advantages, Mapped, Prompts, Rollout, Scores
+from flowrl.program.operation import (
+    check_handle,
+    check_spec,
+    current_tracer,
+    operation,
+    refuse_argument,
+)
+from flowrl.program.source import user_line
+from flowrl.program.tracer import Read
+from flowrl.specs.prompts import PromptTemplate
+
+__all__ = ["mean_of_children", "parent", "prompts_of"]
+
+_Values = TypeVar("_Values", Scores, Advantages, Mapped)
+
+
+@operation
+def prompts_of(rollout: Rollout, *, template: str) -> Prompts:
+    """One prompt of each sample: what another rollout, or the next of the same policy, answers.
+
+    Args:
+        rollout: The samples, of a policy's `generate` or of a filter of that.
+        template: The text of a prompt. `{prompt}`, at the beginning, are the tokens that the
+            sample answered; `{response}` its own tokens, without the stop token at their end;
+            `{answer}` and `{row.FIELD}` are texts of the data row. Tokens of samples stay as they
+            are; the text between them is encoded by itself.
+    """
+    name = "fl.prompts_of"
+    tracer = current_tracer(name)
+    read = check_handle(rollout, Rollout, operation=name, argument="rollout").read()
+    if TURN in read.fields:
+        raise refuse_argument(
+            name,
+            "rollout",
+            rollout,
+            "a rollout of plain responses, and these are episodes",
+            "let the environment say what comes next, or use actor.generate(prompts)",
+        )
+    spec = check_spec(name, PromptTemplate(text=template), argument="template")
+    node = tracer.add(
+        Op.PROMPTS_OF, name="prompts_of", reads={"rollout": read}, attrs={"spec": spec}
+    )
+    return Prompts(tracer, node, (PROMPT,))
+
+
+@operation
+def parent(values: _Values, *, of: Rollout) -> _Values:
+    """The value of each sample's parent.
+
+    Args:
+        values: One number for each sample that prompts were made of: scores, advantages, or what a
+            map gave.
+        of: What was generated for these prompts, or what a filter or selection kept of it.
+    """
+    name = "fl.parent"
+    tracer, given = current_tracer(name), _numbers(name, values)
+    children = check_handle(of, Rollout, operation=name, argument="of")
+    node = tracer.add(
+        Op.PARENT,
+        name="parent",
+        reads={"rollout": children.read(), "input": given},
+        outputs=given.fields,
+    )
+    return type(values)(tracer, node, given.fields)
+
+
+@operation
+def mean_of_children(values: _Values) -> _Values:
+    """The mean of the values of each sample's children.
+
+    A sample without children has none, so its group is dropped (`no_children`).
+
+    Args:
+        values: One number for each child: scores, advantages, or what a map gave. They are of all
+            children; of what a filter leaves there is no mean.
+    """
+    name = "fl.mean_of_children"
+    tracer, given = current_tracer(name), _numbers(name, values)
+    graph = tracer.graph()
+    parents = parents_of(graph, graph.node(sample_sets(graph)[given.node]))
+    if parents is None:
+        raise TraceError(
+            f"{name} gets {values.kind} of samples that have no parents",
+            where=str(user_line()),
+            found=f"'{given.node}'",
+            expected="values of samples that answer the prompts of fl.prompts_of",
+            hint="generate them for fl.prompts_of(rollout, template=...)",
+        )
+    node = tracer.add(
+        Op.MEAN_OF_CHILDREN,
+        name="mean_of_children",
+        reads={"rollout": Read(parents.id, parents.outputs), "input": given},
+        outputs=given.fields,
+    )
+    return type(values)(tracer, node, given.fields)
+
+
+def _numbers(name: str, values: object) -> Read:
+    """Returns values that samples may hand on.
+
+    Raises:
+        TraceError: They are neither scores nor advantages nor what a map gave.
+    """
+    if not isinstance(values, Scores | Advantages | Mapped):
+        raise refuse_argument(
+            name,
+            "values",
+            values,
+            "scores, advantages, or what a map gave",
+            "make one number a sample of it first, with a function marked @fl.map",
+        )
+    return check_handle(values, type(values), operation=name, argument="values").read()
