@@ -66,24 +66,28 @@ class MapBatch:
             return batch["score"] - scale * batch.lengths
         def surprise(batch):                                   # [T] to [N]
             return -batch.sums(batch["rollout_logprobs"])
+        def in_french(batch, *, bonus=0.1):                    # texts and rows: arrays of objects
+            said = np.array(["oui" in text for text in batch["text"]])
+            return batch["score"] + bonus * (said & (batch["row.language"] == "fr"))
 
     Attributes:
         fields: Arrays by key, `[N]` for fields of samples and `[T]` for fields of tokens; an own
-            map gets those that it declares. `flowrl.specs.maps` defines keys.
+            map gets those that it declares. `flowrl.specs.maps` defines keys. `text`,
+            `prompt_text` and `row.NAME` are arrays of Python objects: texts, and whatever the data
+            row has in its field.
         groups: int64 `[N]`; samples with equal numbers answer the same prompt.
         offsets: int64 `[N + 1]`; the tokens of sample i are `offsets[i]:offsets[i + 1]`, its prompt
             first.
         lengths: int64 `[N]`, the number of response tokens.
-        truncated: bool `[N]`, true for responses truncated at `max_tokens`; None if unknown.
-        texts: The N responses as text; None where the map does not read them.
+        truncated: bool `[N]`, true for responses truncated at `max_tokens`, and false for samples
+            that no role generated.
     """
 
     fields: Mapping[str, Array]
     groups: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    truncated: npt.NDArray[np.bool_] | None = None
-    texts: tuple[str, ...] | None = None
+    truncated: npt.NDArray[np.bool_]
 
     def __getitem__(self, key: str) -> Array:
         if key not in self.fields:
@@ -119,8 +123,7 @@ class MapBatch:
             groups=self.groups[samples],
             offsets=np.concatenate([[0], np.cumsum(lengths[samples])]).astype(np.int64),
             lengths=self.lengths[samples],
-            truncated=None if self.truncated is None else self.truncated[samples],
-            texts=None if self.texts is None else tuple(self.texts[i] for i in samples.tolist()),
+            truncated=self.truncated[samples],
         )
 
 
@@ -146,15 +149,14 @@ def parse(batch: MapBatch, spec: MapSpec) -> MapResult:
     nothing, and a warning says so.
     """
     assert isinstance(spec, Parse)
-    assert batch.texts is not None
     import regex
 
     pattern = regex.compile(spec.regex)
     group = min(1, pattern.groups)
     otherwise = math.nan if spec.otherwise is None else spec.otherwise
-    found = np.full(len(batch.texts), np.nan, np.float32)
+    found = np.full(len(batch.groups), np.nan, np.float32)
     slow = 0
-    for row, text in enumerate(batch.texts):
+    for row, text in enumerate(batch["text"]):
         try:
             matches = list(pattern.finditer(text, timeout=PARSE_LIMIT_S))
             found[row] = _number(matches[-1][group]) if matches else math.nan
@@ -186,16 +188,8 @@ def soft_overlong_map(batch: MapBatch, spec: MapSpec) -> MapResult:
 
 
 def stop_properly_map(batch: MapBatch, spec: MapSpec) -> MapResult:
-    """Applies `stop_properly` to the score.
-
-    Raises:
-        DataError: The batch does not say which responses were truncated.
-    """
+    """Applies `stop_properly` to the score."""
     assert isinstance(spec, StopProperly)
-    if batch.truncated is None:
-        raise DataError(
-            "stop_properly needs to know which responses were truncated, and the batch does not say"
-        )
     return _scores(stop_properly(_floats(batch, "score"), batch.truncated, spec))
 
 

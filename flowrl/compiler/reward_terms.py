@@ -25,8 +25,10 @@ from flowrl.config.schema import RunConfig
 from flowrl.config.user_functions import environment_parameters, reward_reads_answer
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op
+from flowrl.specs import MapSpec
 from flowrl.specs.advantage import MaxRL
 from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, ZeroVariance
+from flowrl.specs.maps import ROW_PREFIX
 
 if TYPE_CHECKING:
     from flowrl.data.rows import RowNeeds, Split
@@ -153,7 +155,16 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
         number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
         solution=train and bool(kinds & {"examples", "pairs"}),
         rejected=train and "pairs" in kinds,
+        fields=_mapped_fields(graphs) if train else (),
     )
+
+
+def _mapped_fields(graphs: Sequence[Graph]) -> tuple[str, ...]:
+    """Returns the fields of rows that maps read, by their paths."""
+    specs = [node.attr("spec") for graph in graphs for node in graph.of_op(Op.MAP)]
+    keys = [key for spec in specs if isinstance(spec, MapSpec) for key in spec.reads]
+    paths = [key.removeprefix(ROW_PREFIX) for key in keys if key.startswith(ROW_PREFIX)]
+    return tuple(dict.fromkeys(paths))
 
 
 def _scoring_terms(

@@ -242,6 +242,8 @@ class RowBuilder:
         if self._rejected is not None:
             rejected = self._response(self._rejected, fields, needed=True)
             self._check_pair(fields, solution, rejected)
+        for name in self._needs.fields:
+            field_value(fields, name, key=f"a map (row.{name})")
         return Row(
             index=index,
             prompt=prompt,

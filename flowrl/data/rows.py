@@ -87,12 +87,14 @@ class RowNeeds:
         number: True if a reward reads the answer as one number (`flowrl.algo.numbers`).
         solution: True if a stage learns from the solution, the preferred response of pairs.
         rejected: True if a stage learns from pairs; only then are rejected responses read.
+        fields: Further fields of rows that maps read, by their paths.
     """
 
     answer: bool = True
     number: bool = False
     solution: bool = True
     rejected: bool = False
+    fields: tuple[str, ...] = ()
 
     def responses_of(self, row: Row) -> tuple[str, ...]:
         """Returns the responses of a row that the tokenizer must know."""

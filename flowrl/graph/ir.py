@@ -26,6 +26,7 @@ from flowrl.errors import GraphError
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec
 from flowrl.specs.base import format_scalar
+from flowrl.specs.maps import HELD_TEXTS, ROW_PREFIX
 
 __all__ = [
     "Attr",
@@ -41,6 +42,7 @@ __all__ = [
     "called",
     "format_attr",
     "format_graph",
+    "held_field",
     "names_of",
     "node_error",
     "per",
@@ -87,12 +89,17 @@ class Unit(StrEnum):
 
 
 class DType(StrEnum):
-    """The type of a field's values; `model` is the role's parameter type."""
+    """The type of a field's values.
+
+    `model` is the role's parameter type. `object` is a text or a value of a data row: the driver
+    holds it, it never becomes a tensor, and it is in no node's outputs (`held_field`).
+    """
 
     INT64 = "int64"
     FLOAT32 = "float32"
     BOOL = "bool"
     MODEL = "model"
+    OBJECT = "object"
 
 
 class Level(StrEnum):
@@ -142,6 +149,17 @@ class Field:
         return f"{self.name}: {self.dtype}/{self.unit}"
 
 
+def held_field(name: str) -> Field | None:
+    """Returns the field of samples that the driver holds under a name; None for other names.
+
+    Every set of samples has them: `text` (the response), `prompt_text`, `row.topic` (a field of
+    the data row).
+    """
+    if name not in HELD_TEXTS and not name.startswith(ROW_PREFIX):
+        return None
+    return Field(name=name, dtype=DType.OBJECT, unit=Unit.SAMPLES)
+
+
 Attr: TypeAlias = Scalar | Spec
 """The value of a node's attribute."""
 
@@ -185,8 +203,11 @@ class Node:
         return replace(self, attrs=tuple(item for item in self.attrs if item[0] not in names))
 
     def output(self, name: str) -> Field | None:
-        """Returns the output field of that name."""
-        return next((field for field in self.outputs if field.name == name), None)
+        """Returns the output field of that name; of a node that gives samples, held ones too."""
+        found = next((field for field in self.outputs if field.name == name), None)
+        if found is None and any(field.name == "tokens" for field in self.outputs):
+            return held_field(name)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ _E = TypeVar("_E", Op, Unit, DType, Level)
 
 _HEAD = re.compile(r"graph (?P<name>.+) (?P<level>\w+)")
 _NODE = re.compile(r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: in (?P<region>\S+))?")
-_IN = re.compile(r"in (?P<arg>\w+) = (?P<src>\S+)\{(?P<fields>[\w, ]*)\}(?P<carried> next step)?")
+_IN = re.compile(r"in (?P<arg>\w+) = (?P<src>\S+)\{(?P<fields>[\w., -]*)\}(?P<carried> next step)?")
 _ATTR = re.compile(r"attr (?P<name>\w+) = (?P<value>.+)")
 _OUT = re.compile(r"out (?P<name>\w+): (?P<dtype>\w+)/(?P<unit>\w+)")
 _SPEC = re.compile(r"(?P<family>\w+):(?P<kind>\w+)\((?P<body>.*)\)")

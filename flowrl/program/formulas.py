@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Field, Op, Unit, called, names_of
+from flowrl.graph.ir import Field, Op, Unit, called, held_field, names_of
 from flowrl.graph.signatures import (
     ADVANTAGE,
     PREFERRED,
@@ -38,6 +38,7 @@ from flowrl.program.handles import (
     Mapped,
     Returns,
     Rollout,
+    Samples,
     Scores,
     Values,
 )
@@ -255,13 +256,18 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
     read: list[list[Field]] = [[] for _ in given]
     for key in spec.reads:
         field_name, place = split_key(key)
-        having = [(i, f) for i, h in enumerate(given) for f in h.fields if f.name == field_name]
+        having = [(i, f) for i, h in enumerate(given) if (f := _field_of(h, field_name))]
         if place >= len(having):
             raise TraceError(
                 f"{name} reads '{key}', which none of its arguments gives",
                 where=str(user_line()),
                 found="; ".join(f"{h.kind}: {names_of(h.fields)}" for h in given) or "nothing",
-                hint="pass what has it: scores, the rollout, logprobs, values",
+                hint=_CALLED_OTHERWISE.get(key)
+                or (
+                    "pass the rollout: samples have their texts and their data row"
+                    if held_field(field_name)
+                    else "pass what has it: scores, the rollout, logprobs, values"
+                ),
             )
         index, field = having[place]
         if field.unit not in (Unit.SAMPLES, Unit.TOKENS):
@@ -287,6 +293,21 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
     outputs = map_outputs(spec)
     node = tracer.add(Op.MAP, name="map", reads=reads, outputs=outputs, attrs={"spec": spec})
     return _MAPPED.get(outputs, Mapped)(tracer, node, outputs)
+
+
+def _field_of(handle: Handle, name: str) -> Field | None:
+    """Returns the field that a handle has under a name; samples have texts and rows too."""
+    found = next((field for field in handle.fields if field.name == name), None)
+    return held_field(name) if found is None and isinstance(handle, Samples) else found
+
+
+_CALLED_OTHERWISE = {
+    "row": 'name the fields of the data row that it reads: reads="row.topic"',
+    "prompt": 'the text of the prompt is "prompt_text" of the rollout',
+    "answer": 'write "row.answer", if the field of the data row is called so',
+    **dict.fromkeys(("texts", "response", "completion"), 'the text of the response is "text"'),
+}
+"""Keys that people write for texts and rows, and what to write instead."""
 
 
 _MAPPED: Mapping[tuple[Field, ...], type[Scores] | type[Advantages]] = {
@@ -325,7 +346,8 @@ def map_of(
     The function computes with numpy, on the batch that `flowrl.algo.maps.MapBatch` describes.
 
     Args:
-        reads: Keys of the fields that it reads: `score`, `score_2`, `response_mask`, ...
+        reads: Keys of the fields that it reads: `score`, `score_2`, `response_mask`, ...; of
+            samples also `text`, `prompt_text`, and `row.NAME` for a field of the data row.
         gives: Fields: `score`, or `name/samples`, `name/tokens`, `name: dtype/unit`.
         per_sample: Whether what it gives of a sample depends on that sample alone; then it may
             come before a filter.

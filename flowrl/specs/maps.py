@@ -5,8 +5,10 @@
         return scale * batch["score"] / np.maximum(batch.lengths, 1)
 
 A map reads fields of its arguments by *key*: the field's name for the first argument that has it,
-the name with `_2` for the second one, and so on (`score`, `score_2`). It gives fields of its own:
-`score` makes scores, anything else goes to logs and, as `extra=`, to own losses. Reward shaping is
+the name with `_2` for the second one, and so on (`score`, `score_2`). Of samples it may read what
+the driver knows of them too: `text`, `prompt_text`, and `row.NAME` for a field of the data row. It
+gives fields of its own: `score`, `advantage`, `logprobs` and `token_reward` are read by other
+operations, anything else goes to logs and, as `extra=`, to own losses. Reward shaping is
 a map from scores to scores: penalties are added to the score, the others replace it. The functions
 of `fl.shaping` document the fields that are their arguments too.
 """
@@ -36,6 +38,8 @@ from flowrl.wording import suggestion
 
 __all__ = [
     "DTYPES",
+    "HELD_TEXTS",
+    "ROW_PREFIX",
     "UNITS",
     "CosineLength",
     "Gives",
@@ -60,9 +64,16 @@ UNITS = ("samples", "tokens")
 
 DTYPES = ("float32", "int64", "bool")
 
+HELD_TEXTS = ("text", "prompt_text")
+"""Keys of texts of a sample: the response as rewards read it, and the prompt."""
+
+ROW_PREFIX = "row."
+"""Keys of fields of a sample's data row begin with this; `row.meta.topic` is a field in another."""
+
 _KNOWN: dict[str, tuple[Gives, ...]] = {
     "score": (("score", "float32", "samples"),),
     "advantage": (("advantage", "float32", "samples"), ("advantage", "float32", "tokens")),
+    "logprobs": (("logprobs", "float32", "tokens"),),
     "token_reward": (("token_reward", "float32", "tokens"),),
 }
 """The forms of fields that operations read; a map declares the first one by the name alone."""
@@ -75,8 +86,6 @@ class MapSpec(Spec):
     family: ClassVar[str] = "map"
     _reads: ClassVar[tuple[str, ...]] = ("score",)
     _per_sample: ClassVar[bool] = False
-    _reads_truncated: ClassVar[bool] = False
-    _reads_text: ClassVar[bool] = False
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -95,16 +104,6 @@ class MapSpec(Spec):
         Such a map may precede a filter that judges each group as soon as it is scored.
         """
         return self._per_sample
-
-    @property
-    def reads_truncated(self) -> bool:
-        """True if the map must know which responses were truncated at `max_tokens`."""
-        return self._reads_truncated
-
-    @property
-    def reads_text(self) -> bool:
-        """True if the map reads the texts of responses."""
-        return self._reads_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +147,8 @@ class Parse(MapSpec):
     """
 
     kind: ClassVar[str] = "parse"
-    _reads: ClassVar[tuple[str, ...]] = ("response_mask",)
+    _reads: ClassVar[tuple[str, ...]] = ("text",)
     _per_sample: ClassVar[bool] = True
-    _reads_text: ClassVar[bool] = True
 
     regex: str
     otherwise: Finite | None = None
@@ -223,7 +221,8 @@ class UserMap(MarkedFunction[OwnMap]):
         """Makes a map of a function `(batch, *, option=default, ...)`; see `flowrl.algo.maps`.
 
         Args:
-            reads: The keys of fields: `score`, `score_2`, `tokens`, `response_mask`, ...
+            reads: The keys of fields: `score`, `score_2`, `tokens`, `response_mask`, `text`,
+                `row.topic`, ...
             gives: The fields: `score`, or `name/unit` and `name: dtype/unit` with the units
                 `samples` and `tokens`; the default dtype is float32.
             per_sample: True if the result for a sample depends on that sample alone.
@@ -277,10 +276,17 @@ def _field(text: str) -> Gives:
     return name, dtype, unit
 
 
+_ROW_KEY = re.compile(r"row(\.-?\w+)+")
+
+
 def _check_keys(keys: Sequence[str]) -> None:
     for key in keys:
-        if not isinstance(key, str) or not key.isidentifier():
-            raise TraceError(f"{key!r} is not the key of a field", where=caller())
+        if not isinstance(key, str) or not (key.isidentifier() or _ROW_KEY.fullmatch(key)):
+            raise TraceError(
+                f"{key!r} is not the key of a field",
+                where=caller(),
+                hint="a field of the data row is row.NAME, one inside another row.NAME.NAME",
+            )
         name, place = split_key(key)
         # Edges carry only the fields that are read, so keys without a gap identify arguments.
         if place > 0 and _key(name, place - 1) not in keys:
@@ -299,6 +305,12 @@ def _check_given(given: Sequence[Gives]) -> None:
         name, dtype, unit = each
         if names.count(name) > 1:
             raise TraceError(f"a map gives {name!r} twice", where=caller())
+        if name in HELD_TEXTS:
+            raise TraceError(
+                f"a map cannot give {name!r}: a map gives numbers, and samples keep their texts",
+                where=caller(),
+                hint="choose another name",
+            )
         known = _KNOWN.get(name, (each,))
         if each not in known:
             raise TraceError(
@@ -321,9 +333,13 @@ def _key(name: str, place: int) -> str:
 def split_key(key: str) -> tuple[str, int]:
     """Returns the field of a key, and the index of its argument among those that have the field.
 
-    >>> split_key("score_2"), split_key("response_mask")
-    (('score', 1), ('response_mask', 0))
+    A row's field has no number: all samples that meet in a map answer the same prompts.
+
+    >>> split_key("score_2"), split_key("response_mask"), split_key("row.level_2")
+    (('score', 1), ('response_mask', 0), ('row.level_2', 0))
     """
+    if key.startswith(ROW_PREFIX):
+        return key, 0
     name, _, number = key.rpartition("_")
     return (name, int(number) - 1) if name and number.isdigit() and int(number) > 1 else (key, 0)
 
@@ -359,7 +375,6 @@ class StopProperly(ShapingSpec):
     """Multiplies scores of truncated responses by `coefficient`; below 0, it becomes the score."""
 
     kind: ClassVar[str] = "stop_properly"
-    _reads_truncated: ClassVar[bool] = True
 
     coefficient: Finite = 0.0
 

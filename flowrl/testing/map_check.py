@@ -19,16 +19,19 @@ What is checked:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flowrl.algo.maps import Array, MapBatch, MapResult
 from flowrl.algo.resolve import resolve_map
+from flowrl.data.templates import field_value
 from flowrl.errors import FlowError, TraceError
-from flowrl.graph.ir import DType, Field, Unit
+from flowrl.graph.ir import DType, Field, Unit, held_field
 from flowrl.graph.signatures import (
     ADVANTAGE,
     LOGPROBS,
@@ -43,7 +46,7 @@ from flowrl.graph.signatures import (
     TURN,
     VALUES,
 )
-from flowrl.specs.maps import MapSpec, UserMap, split_key
+from flowrl.specs.maps import ROW_PREFIX, MapSpec, UserMap, split_key
 from flowrl.testing.failed_checks import failed_checks
 
 __all__ = ["check_map"]
@@ -71,6 +74,9 @@ _FIELDS = {
     )
 }
 
+
+_TEXTS = ("no", "12", "the answer is 12", "First.\n\nThen 3.")
+
 _RTOL, _ATOL = 1e-4, 1e-6
 """Where the same numbers are computed among other samples; maps give float32."""
 
@@ -80,6 +86,8 @@ def check_map(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     fields: Mapping[str, str] | None = None,
+    rows: Sequence[Mapping[str, object]] = (),
+    texts: Sequence[str] = _TEXTS,
     adjust: Callable[[MapBatch], MapBatch] | None = None,
 ) -> None:
     """Raises unless the map is what it declares.
@@ -91,13 +99,16 @@ def check_map(
             like are drawn from a normal distribution, logprobs below 0.
         fields: Of fields that other maps of yours give, by name what they have one number for:
             `samples` or `tokens`.
+        rows: Data rows to draw from, where the map reads `row.NAME`: `[{"topic": "maths"}]`.
+        texts: Texts to draw responses and prompts from; a sample without tokens has none.
         adjust: Changes a drawn batch, where the map takes numbers of a certain kind alone.
 
     Raises:
         TraceError: it is not; all failures are listed.
     """
     spec = checked.spec() if isinstance(checked, UserMap) else checked
-    draws = [_draw(spec, seed, fields or {}, adjust) for seed in seeds]
+    held = _Held(rows=rows, texts=texts)
+    draws = [_draw(spec, seed, fields or {}, held, adjust) for seed in seeds]
     try:
         _given(spec, draws[0])
     except (FlowError, ValueError) as error:
@@ -115,21 +126,57 @@ def check_map(
 # Batches.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """The rows and texts from which samples are drawn."""
+
+    rows: Sequence[Mapping[str, object]]
+    texts: Sequence[str]
+
+    def draw(self, key: str, random: np.random.Generator) -> Array:
+        """Returns objects `[N]`; samples of a group have one row and one prompt."""
+        name, _ = split_key(key)
+        if name == "text":
+            texts = [self.texts[i] for i in random.integers(0, len(self.texts), len(_GROUPS))]
+            found: list[object] = [t if n else "" for t, n in zip(texts, _RESPONSES, strict=True)]
+        elif name == "prompt_text":
+            found = [self.texts[group % len(self.texts)] for group in _GROUPS]
+        elif not self.rows:
+            raise TraceError(
+                f"the map reads '{name}', and there is no data row to draw it from",
+                hint=f"check_map(..., rows=[{{'{name.removeprefix(ROW_PREFIX)}': ...}}, ...])",
+            )
+        else:
+            rows = [self.rows[group % len(self.rows)] for group in _GROUPS]
+            path = name.removeprefix(ROW_PREFIX)
+            found = [field_value(row, path, key="the map") for row in rows]
+        values = np.empty(len(found), np.object_)
+        values[:] = found
+        return values
+
+
 def _draw(
     spec: MapSpec,
     seed: int,
     units: Mapping[str, str],
+    held: _Held,
     adjust: Callable[[MapBatch], MapBatch] | None,
 ) -> MapBatch:
     random = np.random.default_rng(seed)
     spans = list(zip(_PROMPTS, _RESPONSES, strict=True))
     mask = np.concatenate([np.repeat([False, True], span) for span in spans])
+    fields = {
+        key: _values(_field(key, units), mask, random)
+        if held_field(split_key(key)[0]) is None
+        else held.draw(key, random)
+        for key in spec.reads
+    }
     batch = MapBatch(
-        fields={key: _values(_field(key, units), mask, random) for key in spec.reads},
+        fields=fields,
         groups=np.array(_GROUPS, np.int64),
         offsets=np.concatenate([[0], np.cumsum([sum(span) for span in spans])]).astype(np.int64),
         lengths=np.array(_RESPONSES, np.int64),
-        truncated=random.random(len(spans)) < 0.5 if spec.reads_truncated else None,
+        truncated=random.random(len(spans)) < 0.5,
     )
     return batch if adjust is None else adjust(batch)
 
@@ -229,30 +276,39 @@ def _check_groups(spec: MapSpec, draws: Sequence[MapBatch]) -> Iterator[str]:
 
 
 def _check_reads(spec: MapSpec, draws: Sequence[MapBatch]) -> Iterator[str]:
+    read: set[str] = set()
+    for batch in draws:
+        parts = {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch)}
+        _given(spec, _Watched(**{**parts, "fields": _WatchedFields(batch.fields, read)}))
     for key in spec.reads:
-        if not any(_moves(spec, batch, key) for batch in draws):
+        if key not in read:
             yield f"it declares '{key}', which it does not read"
 
 
-def _moves(spec: MapSpec, batch: MapBatch, key: str) -> bool:
-    """Whether other numbers in a field change what the map gives."""
-    values = batch.fields[key]
-    random = np.random.default_rng(7)
-    changed = batch
-    if key == RESPONSE_MASK.name:
-        # What a map gets beside its fields of responses goes by the mask.
-        other: Array = np.zeros_like(values)
-        changed = replace(batch, lengths=np.zeros_like(batch.lengths))
-        if batch.truncated is not None:
-            changed = replace(changed, truncated=~batch.truncated)
-    elif values.dtype == np.bool_:
-        other = ~values
-    elif np.issubdtype(values.dtype, np.integer):
-        other = values + random.integers(1, 3, len(values))
-    else:
-        other = values - np.abs(random.normal(size=len(values))).astype(values.dtype)
-    changed = replace(changed, fields={**batch.fields, key: other})
-    try:
-        return not _same(_given(spec, batch), _given(spec, changed))
-    except (FlowError, ValueError):
-        return True  # it reads the field, and cannot use these numbers
+class _WatchedFields(Mapping[str, Array]):
+    """Fields that note which of them are taken."""
+
+    def __init__(self, fields: Mapping[str, Array], read: set[str]) -> None:
+        self._fields = fields
+        self.read = read
+
+    def __getitem__(self, key: str) -> Array:
+        self.read.add(key)
+        return self._fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+class _Watched(MapBatch):
+    """A batch that notes which fields are read; lengths and truncation go by the mask."""
+
+    fields: _WatchedFields
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("lengths", "truncated"):
+            self.fields.read.add(RESPONSE_MASK.name)
+        return object.__getattribute__(self, name)

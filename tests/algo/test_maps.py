@@ -31,7 +31,7 @@ from flowrl.specs.maps import (
 from tests.algo import own_functions as own
 
 
-def batch_of(truncated: Any = None, **fields: npt.ArrayLike) -> MapBatch:
+def batch_of(truncated: Any = (False, False, False), **fields: npt.ArrayLike) -> MapBatch:
     """Three samples of 3, 1 and 4 tokens, the first of each its prompt."""
     given = {
         "score": [1.0, 0.0, 0.25],
@@ -44,7 +44,7 @@ def batch_of(truncated: Any = None, **fields: npt.ArrayLike) -> MapBatch:
         groups=np.array([0, 0, 1]),
         offsets=np.array([0, 3, 4, 8]),
         lengths=np.array([2, 0, 3]),
-        truncated=None if truncated is None else np.asarray(truncated),
+        truncated=np.asarray(truncated),
     )
 
 
@@ -99,8 +99,6 @@ def test_what_a_map_reads_and_gives_can_be_asked() -> None:
         "near: bool/tokens",
     ]
     assert Repetition().reads == ("score", "tokens", "response_mask")
-    assert StopProperly().reads_truncated
-    assert not SoftOverlong(max_tokens=1, buffer=1).reads_truncated
     assert isinstance(StopProperly(), ShapingSpec)
 
 
@@ -129,11 +127,6 @@ def test_shaping_adds_to_scores_or_replaces_them() -> None:
     assert got[:2] == pytest.approx([0.75, -1.0])
     low = scores(CosineLength(max_tokens=4, correct_above=0.2), batch)
     assert low[2] > 0.5 > got[2]
-
-
-def test_a_map_that_must_know_what_was_cut_off_says_so() -> None:
-    with pytest.raises(DataError, match="which responses were truncated"):
-        resolve_map(StopProperly())(batch_of())
 
 
 def test_a_sum_that_is_not_finite_is_no_score() -> None:
@@ -170,6 +163,7 @@ def test_no_samples_are_mapped_to_none() -> None:
         groups=np.zeros(0, np.int64),
         offsets=np.zeros(1, np.int64),
         lengths=np.zeros(0, np.int64),
+        truncated=np.zeros(0, np.bool_),
     )
     for spec in (own.brief.spec(), Repetition(), SoftOverlong(max_tokens=3, buffer=2)):
         assert scores(spec, none) == []
@@ -237,11 +231,11 @@ def test_a_declaration_of_a_map_that_makes_no_sense_is_refused(
 def said(*texts: str) -> MapBatch:
     """Samples with these responses, of a token each."""
     return MapBatch(
-        fields={"response_mask": np.ones(len(texts), np.bool_)},
+        fields={"text": np.array(texts, np.object_)},
         groups=np.zeros(len(texts), np.int64),
         offsets=np.arange(len(texts) + 1),
         lengths=np.ones(len(texts), np.int64),
-        texts=texts,
+        truncated=np.zeros(len(texts), np.bool_),
     )
 
 

@@ -34,6 +34,24 @@ def test_rewards_that_compare_need_the_answer():
         assert needs(grpo, rewards=terms(FORMAT, {"kind": kind})) == expected
 
 
+@fl.map(reads=("score", "row.meta.topic", "row.level", "text"), per_sample=True)
+def by_topic(batch):
+    return batch["score"]
+
+
+@fl.workflow
+def of_rows(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+    rollout = actor.generate(prompts)
+    actor.update(rollout, by_topic(judge.score(rollout), rollout))
+
+
+def test_training_rows_need_the_fields_that_maps_read():
+    rewards = terms(FORMAT)
+    expected = RowNeeds(answer=False, solution=False, fields=("meta.topic", "level"))
+    assert needs(of_rows, rewards=rewards) == expected
+    assert needs(of_rows, "eval", rewards=rewards) == NOTHING
+
+
 def test_rewards_that_do_not_compare_need_nothing_but_the_prompt():
     length = {"kind": "overlong", "max_tokens": 4, "buffer": 2}
     repeated = {"kind": "repetition"}

@@ -62,6 +62,18 @@ def test_a_row_may_lack_what_nobody_reads(tmp_path):
         load_rows(path, data, split="train", needs=RowNeeds(answer=False))
 
 
+def test_a_row_without_a_field_that_a_map_reads_is_a_bad_row(tmp_path):
+    path = write(
+        tmp_path / "d.jsonl", {"prompt": "p", "meta": {"topic": "a"}}, {"prompt": "q", "meta": {}}
+    )
+    needs = RowNeeds(answer=False, solution=False, fields=("meta.topic",))
+    data = DataConfig(train=path, max_bad_rows=1)
+    rows = load_rows(path, data, split="train", needs=needs)
+    assert [row.prompt for row in rows] == ["p"]
+    with pytest.raises(DataError, match=r":2: the row has no field 'meta\.topic', which a map"):
+        load_rows(path, DataConfig(train=path), split="train", needs=needs)
+
+
 def test_an_answer_that_is_not_one_number_is_a_bad_row_where_a_reward_needs_a_number(tmp_path):
     answers = ("#### -3/4", "7 apples", "3 or 5", "so 7 #### 1.5.2", "blue", 12)
     path = write(tmp_path / "d.jsonl", *({"prompt": "p", "answer": a} for a in answers))

@@ -139,6 +139,63 @@ def test_a_map_that_is_given_too_little_or_too_much_says_what_it_reads():
     assert "surprise reads nothing of the scores of 'verifier.score'" in str(error)
 
 
+@fl.map(reads=("score", "row.meta.topic", "text", "text_2"), per_sample=True)
+def spoken(batch):
+    return batch["score"]
+
+
+def test_maps_read_texts_and_rows_of_the_samples_that_they_are_given():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, reference: fl.Policy):
+        rollout, others = actor.generate(prompts), reference.generate(prompts)
+        actor.update(rollout, spoken(verifier.score(rollout), rollout, others))
+
+    graph = mine.trace()
+    read = [(edge.src, edge.fields) for edge in graph.in_edges("map")]
+    assert read == [
+        ("verifier.score", ("score",)),
+        ("actor.generate", ("row.meta.topic", "text")),
+        ("reference.generate", ("text",)),
+    ]
+    assert format_graph(parse(format_graph(graph))) == format_graph(graph)
+    assert graph_from_json(graph_to_json(graph)) == graph
+
+
+@fl.map(reads=("score", "row.topic"))
+def by_topic(batch):
+    return batch["score"]
+
+
+def test_a_map_of_rows_that_is_given_no_samples_says_who_has_them():
+    error = refusal(lambda a, r, s, style, ref: by_topic(s))
+    assert "by_topic reads 'row.topic', which none of its arguments gives" in str(error)
+    assert error.hint == "pass the rollout: samples have their texts and their data row"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("answer", 'write "row.answer", if the field of the data row is called so'),
+        ("response", 'the text of the response is "text"'),
+        ("prompt", 'the text of the prompt is "prompt_text" of the rollout'),
+        ("row", 'name the fields of the data row that it reads: reads="row.topic"'),
+    ],
+)
+def test_texts_and_rows_by_other_names_are_told_theirs(key, hint):
+    mapped = fl.map(reads=("score", key))(by_topic.__wrapped__)
+    assert refusal(lambda a, r, s, style, ref: mapped(s, r)).hint == hint
+
+
+def test_a_key_of_a_row_is_a_path_and_texts_cannot_be_given():
+    with pytest.raises(TraceError, match=r"'row\.a b' is not the key of a field") as caught:
+        fl.map(reads="row.a b")
+    assert (
+        caught.value.hint == "a field of the data row is row.NAME, one inside another row.NAME.NAME"
+    )
+    with pytest.raises(TraceError, match="cannot give 'text': a map gives numbers"):
+        fl.map(reads="score", gives="text/samples")
+
+
 def test_an_unknown_option_is_told_the_nearest_one():
     assert "scale" in str(refusal(lambda a, r, s, style, ref: brief(s, r, scal=1.0)))
 

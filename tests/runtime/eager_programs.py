@@ -98,6 +98,38 @@ def own_functions(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward)
     actor.update(rollout, advantages=centred(scores), loss=ratio_loss(), extra=extra)
 
 
+@fl.map(
+    reads=("score", "text", "prompt_text", "row.answer", "row.a"), gives="score", per_sample=True
+)
+def begun_right(batch):
+    """Half a point for the first digit, one for an even first summand; truncation costs half."""
+    first = np.array([text[:1] for text in batch["text"]])
+    digits = first == np.array([answer[:1] for answer in batch["row.answer"]])
+    even = np.array(["+" in prompt for prompt in batch["prompt_text"]]) & (batch["row.a"] % 2 == 0)
+    SEEN.append(("begun_right", len(batch["score"])))
+    return batch["score"] + 0.5 * digits + even - 0.5 * batch.truncated
+
+
+@fl.map(reads=("text", "response_mask"), gives="digits/samples", per_sample=True)
+def spoken(batch):
+    """How many characters a response has, less its tokens."""
+    return np.array([len(text) for text in batch["text"]]) - batch.lengths - batch.truncated
+
+
+@fl.workflow
+def texts_and_rows(
+    prompts: fl.Prompts, examples: fl.Examples, *, actor: fl.Policy, verifier: fl.Reward
+) -> None:
+    """Maps of texts and rows: before a filter, behind it, and of examples."""
+    rollout = actor.generate(prompts)
+    scores = begun_right(verifier.score(rollout), rollout)
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+    fl.log("spoken", spoken(rollout))
+    fl.log("taught", spoken(examples))
+    actor.update(rollout, scores)
+    actor.update(examples)
+
+
 @fl.workflow
 def second_thoughts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Samples that are selected behind an update, whose old logprobs are of before it."""
@@ -250,6 +282,7 @@ def troubled(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> N
 
 EQUAL: Mapping[str, Mapping[str, Any]] = {
     "own_functions": {},
+    "texts_and_rows": {},
     "second_thoughts": {},
     "out_of_order": {},
     "left_out": {},

@@ -17,6 +17,7 @@ from flowrl.program import Workflow
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Payload, SampleSet
+from flowrl.runtime.driver.texts import Texts
 from flowrl.specs import Sampling
 
 MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]
@@ -127,4 +128,5 @@ def program_of(
             beat=lambda: None,
         ),
         {node.id: given for node in graph.nodes},
+        Texts({}),
     )

@@ -98,6 +98,10 @@ def test_lines_that_the_compiled_run_orders_otherwise_give_the_same(program: str
     assert other == left
     assert left_by(eager.folder) == left_by(compiled.folder)
     assert bool(gone) == ("rewards" in settings)
+    if program == "texts_and_rows":
+        logged = [row["extra"] for row in read_json_lines(eager.folder / "metrics.jsonl")]
+        # A response of an example is its text and the token that ends it.
+        assert [extra["taught"] for extra in logged] == [-1.0] * len(logged)
 
 
 def test_engines_that_give_their_memory_back_are_awake_where_lines_draw(tmp_path: Path):

@@ -79,6 +79,26 @@ def test_maps_of_one_sample_alone_are_made_before_the_filters_that_read_them():
     assert source.id == "map.2"
 
 
+@fl.map(reads=("score", "row.answer", "text"), gives="score", per_sample=True)
+def matched(batch):
+    return batch["score"] + (batch["text"] == batch["row.answer"])
+
+
+@fl.workflow
+def read_rows(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = matched(verifier.score(rollout), rollout)
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+    actor.update(rollout, scores)
+
+
+def test_a_filter_behind_a_map_of_texts_and_rows_judges_groups_as_they_are_scored():
+    (part,) = parts_of(read_rows).rollouts
+    assert names(part.maps) == ["map"]
+    assert names(part.ends) == ["filter"]
+    assert part.kept == "filter"
+
+
 @fl.map(reads="score", gives="score")
 def centred(batch):
     return batch["score"] - batch["score"].mean()

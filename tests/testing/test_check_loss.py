@@ -141,6 +141,12 @@ def idle(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     return -batch.advantages * logprobs
 
 
+@loss.own(needs=("advantages",), extra="length")
+def short_only(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    assert batch.advantages is not None
+    return -batch.advantages * logprobs * (batch.extra["length"] < 100)
+
+
 @loss.own(needs=("advantages",), proportional=True)
 def shifted(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     assert batch.advantages is not None
@@ -181,6 +187,10 @@ BAD: dict[str, tuple[LossSpec, str]] = {
     "error": (fails, "it raises: .*out of ideas"),
     "wrong shape": (own.summed, "it raises: .*returns the wrong shape"),
 }
+
+
+def test_a_field_counts_as_read_where_its_values_do_not_happen_to_matter() -> None:
+    check_loss(short_only)
 
 
 @pytest.mark.parametrize("name", BAD)

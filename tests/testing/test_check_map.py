@@ -123,6 +123,39 @@ def test_fields_of_other_maps_are_drawn_where_it_is_said_of_what_they_are() -> N
     assert caught.value.hint == "check_map(..., fields={'style': 'samples'})"
 
 
+@mark(reads=("score", "text", "row.meta.topic"), per_sample=True)
+def in_maths(batch: MapBatch, *, bonus: float = 0.5) -> Any:
+    said = np.array(["answer" in text for text in batch["text"]])
+    return batch["score"] + bonus * (said & (batch["row.meta.topic"] == "maths"))
+
+
+def test_texts_and_rows_are_drawn_for_maps_that_read_them() -> None:
+    check_map(in_maths, rows=[{"meta": {"topic": "maths"}}, {"meta": {"topic": "code"}}])
+    with pytest.raises(
+        TraceError, match=r"reads 'row\.meta\.topic', and there is no data row"
+    ) as no:
+        check_map(in_maths)
+    assert no.value.hint == "check_map(..., rows=[{'meta.topic': ...}, ...])"
+    with pytest.raises(DataError, match=r"the row has no field 'meta\.topic', which the"):
+        check_map(in_maths, rows=[{"meta": {}}])
+
+
+@mark(reads=("score", "rollout_logprobs"), per_sample=True)
+def punished(batch: MapBatch) -> Any:
+    surprising = batch.sums(batch["rollout_logprobs"] < -100.0) > 0
+    return np.where(surprising, -1.0, batch["score"])
+
+
+@mark(reads=("score", "response_mask"), per_sample=True)
+def cut(batch: MapBatch) -> Any:
+    return np.where(batch.truncated, 0.0, batch["score"])
+
+
+@pytest.mark.parametrize("checked", [punished, cut], ids=["threshold", "truncated"])
+def test_a_field_counts_as_read_where_its_values_do_not_happen_to_matter(checked: Any) -> None:
+    check_map(checked)
+
+
 def test_a_batch_can_be_adjusted() -> None:
     seen: list[float] = []
 
@@ -166,6 +199,7 @@ def batch_of(scores: list[float]) -> MapBatch:
         groups=np.zeros(n, np.int64),
         offsets=np.arange(0, 2 * n + 1, 2, dtype=np.int64),
         lengths=np.ones(n, np.int64),
+        truncated=np.zeros(n, np.bool_),
     )
 
 
@@ -200,7 +234,6 @@ def test_a_part_of_a_batch_is_the_batch_of_its_samples() -> None:
     assert part["tokens"].tolist() == [3, 4, 5, 0, 1]
     assert (part.groups.tolist(), part.offsets.tolist()) == ([1, 0], [0, 3, 5])
     assert part.lengths.tolist() == [2, 1]
-    assert part.truncated is not None
     assert part.truncated.tolist() == [True, True]
 
 

@@ -22,10 +22,12 @@ from flowrl.backend.batch import Floats, Mask, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Edge, Graph, Node, Unit
+from flowrl.graph.ir import held_field
 from flowrl.ids import NodeId
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch
+from flowrl.runtime.driver.texts import Texts
 from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec
 from flowrl.specs.advantage import MaxRL
 from flowrl.specs.maps import OwnMap, split_key
@@ -125,18 +127,17 @@ def _over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) ->
     return np.where(sequences.response_mask, spread, np.float32(0)).astype(np.float32)
 
 
-def run_map(inputs: NodeInputs) -> MapResult:
+def run_map(inputs: NodeInputs, texts: Texts) -> MapResult:
     """Runs a map; returns the fields that its specification declares."""
     spec = inputs.node.attr("spec")
     assert isinstance(spec, MapSpec)
     sequences = inputs.sequences
     batch = MapBatch(
-        fields={key: _field(inputs, key) for key in spec.reads},
+        fields={key: _field(inputs, key, texts) for key in spec.reads},
         groups=sequences.groups,
         offsets=sequences.offsets,
         lengths=sequences.response_lengths,
-        truncated=_truncated(inputs.samples) if spec.reads_truncated else None,
-        texts=tuple(p.text for p in inputs.samples.payloads) if spec.reads_text else None,
+        truncated=_truncated(inputs.samples),
     )
     given = resolve_map(spec)(batch)
     if isinstance(spec, OwnMap) and spec.alone and len(batch.groups) > 1 and _seen[spec] < _LOOKS:
@@ -151,23 +152,23 @@ _seen: Counter[OwnMap] = Counter()
 to show; at all of them, the map would cost one and a half times as much."""
 
 
-def _field(inputs: NodeInputs, key: str) -> Array:
+def _field(inputs: NodeInputs, key: str, texts: Texts) -> Array:
     """Returns the field of a key: of the n-th argument that has one of that name.
 
     An argument of other samples gives numbers of samples, in the places of the map's own; the
     verifier of graphs proves it.
     """
     name, place = split_key(key)
-    edges = [edge for edge in inputs.edges("input") if name in edge.fields]
-    return inputs.read(edges[place].src, name)
+    edge = [edge for edge in inputs.edges("input") if name in edge.fields][place]
+    if held_field(name) is not None:
+        return texts.held(inputs.samples_of(edge), name, reader=inputs.node.id)
+    return inputs.read(edge.src, name)
 
 
-def _truncated(samples: SampleSet) -> Mask | None:
-    """Returns bool `[N]`, true for truncated responses; None for samples of a data source."""
-    finishes = [payload.finish for payload in samples.payloads]
-    if None in finishes:
-        return None
-    return np.array([finish is FinishReason.LENGTH for finish in finishes], np.bool_)
+def _truncated(samples: SampleSet) -> Mask:
+    """Returns bool `[N]`, true for responses that ended at `max_tokens`."""
+    cut = [payload.finish is FinishReason.LENGTH for payload in samples.payloads]
+    return np.array(cut, np.bool_)
 
 
 def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:

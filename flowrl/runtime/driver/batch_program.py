@@ -39,6 +39,7 @@ from flowrl.runtime.driver.batch_nodes import (
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
 from flowrl.runtime.driver.payloads import StepBatch, scores_by
+from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
 
@@ -73,6 +74,7 @@ class BatchProgram:
             once.
         context: Workers and effects.
         samplings: The sampling options of each rollout and each source.
+        texts: The texts and data rows of the stage's samples.
         samplers: The sampling options that trainers repeat, for rollouts with the sampler's
             logprobs.
 
@@ -89,9 +91,11 @@ class BatchProgram:
         plan: PlacementPlan,
         context: StepContext,
         samplings: Mapping[NodeId, Sampling],
+        texts: Texts,
         samplers: Mapping[NodeId, Sampler] | None = None,
     ) -> None:
         self.parts = parts
+        self.texts = texts
         self._plan = plan
         self._context = context
         self._samplings = samplings
@@ -199,7 +203,7 @@ class BatchProgram:
 
     def _map(self, inputs: NodeInputs, step: StepBatch) -> None:
         with self._mapping:
-            found = run_map(inputs)
+            found = run_map(inputs, self.texts)
         for name, values in found.items():
             step.values[inputs.node.id, name] = values
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flowrl.compiler import CompiledStage
-from flowrl.data import Tokenizer
 from flowrl.errors import FlowError, TraceError
 from flowrl.graph import Edge, Field, Graph, Node
 from flowrl.ids import NodeId
@@ -22,7 +21,6 @@ from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.program.tracer import Tracer
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
-from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sources import Source
 from flowrl.runtime.driver.stage import OpenRollout, Stage
 from flowrl.runtime.driver.step_report import StepReport, StepResult
@@ -176,7 +174,6 @@ class EagerStage(Stage):
     Args:
         stage: The compiled stage; its workflow is called with its arguments.
         visible: Holds rollouts until the hand-over; the judges of `rollouts` read it.
-        tokenizers: Tokenizers for texts, by rollout and source.
         stop: A true value ends a step that has changed no weights.
 
     Attributes:
@@ -193,7 +190,6 @@ class EagerStage(Stage):
         failures: FailureBudget,
         report: StepReport,
         visible: VisibleResults,
-        tokenizers: Mapping[NodeId, Tokenizer],
         stop: Callable[[], bool],
     ) -> None:
         super().__init__(
@@ -206,7 +202,6 @@ class EagerStage(Stage):
         self._stage = stage
         self._node_mapping = node_mapping_of(stage)
         self._visible = visible
-        self._tokenizers = tokenizers
         self._stop = stop
         self.made: EagerStepResult | None = None
 
@@ -239,7 +234,6 @@ class EagerStage(Stage):
             visible=self._visible,
             batch=batch,
             items=items,
-            text_of=self._text_of,
             stop=self._stop,
         )
         try:
@@ -274,14 +268,6 @@ class EagerStage(Stage):
                 raise
             raise workflow.raised(error) from error
         return returned
-
-    def _text_of(self, origin: NodeId, payload: Payload) -> str:
-        """Returns a response's text; that of examples is decoded here, where alone it is read."""
-        if payload.text or payload.finish is not None:
-            return payload.text
-        tokenizer, tokens = self._tokenizers[origin], payload.tokens
-        ends = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
-        return tokenizer.decode_many([tokens[:-1] if ends else tokens])[0]
 
 
 def _left_the_debugger(error: BaseException | None) -> bool:

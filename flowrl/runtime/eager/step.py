@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ from flowrl.program.values import SamplesValue, samples_summary, shortened
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.payloads import (
     Array,
-    Payload,
     SampleSet,
     StepBatch,
     receive_rollout,
@@ -44,12 +43,12 @@ from flowrl.runtime.driver.payloads import (
 )
 from flowrl.runtime.driver.stage import delivered_groups, drop_without_counterpart, joined_rollouts
 from flowrl.runtime.driver.step_report import GeneratedRollout
+from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.eager.rollout import EagerRollout, VisibleResults
 
 __all__ = [
     "EagerStep",
     "NodeMapping",
-    "TextOf",
     "arrays_of",
     "arrays_text",
     "is_of_samples",
@@ -124,7 +123,6 @@ class EagerStep:
         visible: Holds rollouts until they are handed over.
         batch: The step's samples and values; those of data sources are there.
         items: Rows of each source.
-        text_of: Decodes responses.
         stop: A true value ends the step, while it has changed no weights.
 
     Attributes:
@@ -141,7 +139,6 @@ class EagerStep:
         visible: VisibleResults,
         batch: StepBatch,
         items: Mapping[NodeId, Sequence[PromptItem]],
-        text_of: TextOf,
         stop: Callable[[], bool],
     ) -> None:
         self.has_learned = False
@@ -157,7 +154,6 @@ class EagerStep:
         self._visible_maps = visible
         self._batch = batch
         self._items = items
-        self._text_of = text_of
         self._stop = stop
         self._pending = list(program.parts.batch)
         self._places = {node.id: place for place, node in enumerate(program.parts.batch)}
@@ -325,7 +321,7 @@ class EagerStep:
         samples = batch.sets.get(node.id)
         if samples is None:
             samples = sample_set(self._parts.origin(node.id), [])
-        return samples_value(node.id, samples, batch.values, self._text_of)
+        return samples_value(node.id, samples, batch.values, self._program.texts)
 
     def _mask(self, node: Node, batch: StepBatch) -> Mask | None:
         samples = batch.sets.get(self._parts.made[node.id])
@@ -333,9 +329,6 @@ class EagerStep:
 
 
 # Values of handles, and their `repr`.
-
-TextOf: TypeAlias = Callable[[NodeId, Payload], str]
-"""The text of a sample's response, by where the sample comes from."""
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -354,7 +347,7 @@ def is_of_samples(fields: Sequence[Field]) -> bool:
 
 
 def samples_value(
-    node: NodeId, samples: SampleSet, values: Mapping[tuple[NodeId, str], Array], text_of: TextOf
+    node: NodeId, samples: SampleSet, values: Mapping[tuple[NodeId, str], Array], texts: Texts
 ) -> SamplesValue:
     """Returns the samples of a set.
 
@@ -371,7 +364,7 @@ def samples_value(
         samples=tuple(sequences.samples),
         groups=tuple(samples.groups),
         prompts=tuple(payload.item.prompt for payload in samples.payloads),
-        texts=tuple(text_of(samples.origin, payload) for payload in samples.payloads),
+        texts=tuple(texts.response(samples.origin, payload) for payload in samples.payloads),
         tokens=_read_only(sequences.tokens),
         offsets=_read_only(sequences.offsets),
         response_mask=_read_only(sequences.response_mask),

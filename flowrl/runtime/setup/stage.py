@@ -21,6 +21,7 @@ from flowrl.runtime.driver.graph_parts import GraphParts, role_of
 from flowrl.runtime.driver.sources import Responses, Source
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.step_report import StepReport
+from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.eager.rollout import TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.stage import EagerStage
@@ -74,11 +75,11 @@ class StageMaker:
         """
         parts = GraphParts(stage.graph)
         residency = Residency(stage.plan, self.policies.workers)
-        program = self._program(stage, parts, residency)
+        tokenizers = self._tokenizers(parts)
+        program = self._program(stage, parts, residency, Texts(tokenizers))
         if state is not None:
             program.restore(part_of(state, "kl_coefficients"))
         sources = self._sources(stage, state)
-        tokenizers = self._tokenizers(parts)
         report = StepReport(stage.name, parts, self.policies.use.policy, tokenizers)
         maker = RolloutMaker(
             config=self.config,
@@ -106,7 +107,6 @@ class StageMaker:
                 failures=self.failures,
                 report=report,
                 visible=visible,
-                tokenizers=tokenizers,
                 stop=self.stop,
             )
         with ExitStack() as stack:  # of processes, where something fails before the stage is made
@@ -161,7 +161,7 @@ class StageMaker:
         return found
 
     def _program(
-        self, stage: CompiledStage, parts: GraphParts, residency: Residency
+        self, stage: CompiledStage, parts: GraphParts, residency: Residency, texts: Texts
     ) -> BatchProgram:
         # Likelihoods of examples are of the model as it is, whatever its rollouts' temperature.
         plain = replace(sampling_of(stage.config), temperature=1.0)
@@ -182,7 +182,7 @@ class StageMaker:
             for part in parts.rollouts
             if samplings[part.node.id].logprobs == "sampler"
         }
-        return BatchProgram(parts, stage.plan, context, samplings, samplers)
+        return BatchProgram(parts, stage.plan, context, samplings, texts, samplers)
 
     def _sources(self, stage: CompiledStage, state: State | None) -> list[Source]:
         nodes = stage.graph.of_op(Op.SOURCE)

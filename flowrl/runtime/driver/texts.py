@@ -1,0 +1,70 @@
+"""Texts and data rows of samples, which stay in the driver and never become tensors.
+
+A rollout's responses are decoded by its driver as they end; those of examples and pairs are decoded
+here, when something reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from flowrl.data import Tokenizer
+from flowrl.data.templates import field_value
+from flowrl.errors import DataError
+from flowrl.ids import NodeId
+from flowrl.runtime.driver.payloads import Array, Payload, SampleSet
+from flowrl.specs.maps import ROW_PREFIX
+
+__all__ = ["Texts"]
+
+
+class Texts:
+    """The texts and rows of a stage's samples.
+
+    Args:
+        tokenizers: The tokenizer of each rollout and source.
+    """
+
+    def __init__(self, tokenizers: Mapping[NodeId, Tokenizer]) -> None:
+        self._tokenizers = tokenizers
+
+    def response(self, origin: NodeId, payload: Payload) -> str:
+        """Returns the text of a response, as rewards read it.
+
+        Args:
+            origin: The rollout or the source of the sample.
+        """
+        if payload.text or payload.finish is not None:
+            return payload.text
+        tokenizer, tokens = self._tokenizers[origin], payload.tokens
+        ends = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
+        return tokenizer.decode_many([tokens[:-1] if ends else tokens])[0]
+
+    def held(self, samples: SampleSet, name: str, *, reader: str) -> Array:
+        """Returns objects `[N]`: a text of each sample, or a field of its data row.
+
+        Args:
+            name: `text`, `prompt_text`, or `row.NAME`.
+            reader: What reads it, for messages.
+
+        Raises:
+            DataError: A data row does not have the field.
+        """
+        values = np.empty(len(samples), np.object_)
+        for place, payload in enumerate(samples.payloads):
+            row = payload.item.row
+            if name == "text":
+                values[place] = self.response(samples.origin, payload)
+            elif name == "prompt_text":
+                values[place] = row.prompt
+            else:
+                try:
+                    values[place] = field_value(
+                        row.fields, name.removeprefix(ROW_PREFIX), key=reader
+                    )
+                except DataError as error:
+                    error.where = row.where
+                    raise
+        return values
