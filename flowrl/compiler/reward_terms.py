@@ -24,7 +24,7 @@ from flowrl.config.rewards import (
 from flowrl.config.schema import RunConfig
 from flowrl.config.user_functions import environment_parameters, reward_reads_answer
 from flowrl.errors import ConfigError, combine
-from flowrl.graph import Graph, Node, Op
+from flowrl.graph import Graph, Node, Op, score_source
 from flowrl.specs import MapSpec
 from flowrl.specs.advantage import MaxRL
 from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, ZeroVariance
@@ -49,12 +49,9 @@ def check_score_bounds(loaded: LoadedConfig, graphs: Sequence[Graph]) -> None:
 
 def _unusable_scores(loaded: LoadedConfig, graph: Graph) -> Problems:
     for node in graph.of_op(Op.FILTER, Op.SELECT, Op.ADVANTAGE):
-        edge = graph.feeding(node.id, "scores")
-        if edge is None:
+        scored = score_source(graph, node.id)
+        if scored is None:
             continue
-        while (scored := graph.node(edge.src)).op in (Op.FILTER, Op.SELECT):
-            edge = graph.feeding(scored.id, "scores")
-            assert edge is not None  # the verifier of graphs proves it
         role = str(scored.role)
         # Other plug-ins read the same terms as they like.
         if scored.op is not Op.SCORE or scored.attr("by") == "model":

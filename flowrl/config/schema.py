@@ -188,6 +188,8 @@ class EvalConfig(Section):
         temperature: 1 samples from the model as it is; 0 is greedy.
         metric: The metric of the last line and of the best model: `accuracy`, `format`, the name
             of another term, or `SET/METRIC` of one of `sets`.
+        score: The role whose score is the held-out `score`, where the policy learns from the scores
+            of several.
         sets: Further held-out sets, by name.
         keep_best: True to keep the model with the highest `metric` of the run's evaluations in
             `best/` of the run folder.
@@ -198,6 +200,7 @@ class EvalConfig(Section):
     samples: Int = Field(default=1, ge=1)
     temperature: Temperature = Field(default=1.0, ge=0)
     metric: str = "accuracy"
+    score: str | None = None
     sets: dict[str, HeldOutConfig] = Field(default_factory=dict)
     keep_best: bool = False
 

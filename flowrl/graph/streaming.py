@@ -7,7 +7,7 @@ from flowrl.graph.sample_sets import origin_of, sample_sets
 from flowrl.ids import NodeId
 from flowrl.specs import MapSpec
 
-__all__ = ["is_rule_score", "streaming_nodes"]
+__all__ = ["is_rule_score", "scores_at_once", "streaming_nodes"]
 
 
 def streaming_nodes(graph: Graph) -> set[NodeId]:
@@ -35,3 +35,8 @@ def streaming_nodes(graph: Graph) -> set[NodeId]:
 def is_rule_score(node: Node) -> bool:
     """True if a node scores text by rules, sample by sample, and not with a model."""
     return node.op is Op.SCORE and node.attr("by") != "model"
+
+
+def scores_at_once(node: Node) -> bool:
+    """True if a node's score is there as soon as its sample is finished."""
+    return node.op is Op.INTERACT or is_rule_score(node)

@@ -107,6 +107,7 @@ def test_two_rewards_learn_together(lesson: Lesson) -> None:
         "several_rewards",
         "roles.right={backend: verify}",
         "roles.digits.backend=verify",
+        "eval.score=right",
         f"roles.digits.terms=[{{kind: python, name: digits, function: '{function}'}}]",
     )
     assert lesson.rise(result) >= RISE

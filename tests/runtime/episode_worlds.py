@@ -254,7 +254,7 @@ def expected(one: GenerateRequest, limits: Limits) -> FinishedEpisode:
             text += ALPHABET[token]
         outcome = answer(one.sample, turn, text)
         columns[-1] = (columns[-1][0], turn, outcome.reward, number)
-        said += text + str(outcome.observation)
+        said += text
         score, longest = score + outcome.reward, longest + len(text)
         turn, state = turn + 1, outcome.state
         more = [ALPHABET.index(c) for c in str(outcome.observation)]
@@ -268,6 +268,7 @@ def expected(one: GenerateRequest, limits: Limits) -> FinishedEpisode:
             cut = {"cut_length": 1.0}
             break
         tokens += more
+        said += str(outcome.observation)
         columns += [(0.0, -1, 0.0, -1)] * len(more)
     logprobs, turns, rewards, states = zip(*columns, strict=True)
     return FinishedEpisode(
@@ -283,6 +284,7 @@ def expected(one: GenerateRequest, limits: Limits) -> FinishedEpisode:
         token_reward=np.array(rewards, np.float32),
         state=np.array(states),
         text=said,
+        last_words=str(outcome.observation),
         score=score,
         terms={"longest": longest, **cut, "turns": float(turn)},
     )
@@ -294,6 +296,8 @@ def assert_equal(found: Finished, wanted: FinishedEpisode) -> None:
         one, other = getattr(found, name), getattr(wanted, name)
         assert one.dtype == other.dtype, name
         np.testing.assert_array_equal(one, other, err_msg=f"{name} of {found.sample}")
-    for name in ("sample", "attempt", "reason", "versions", "role", "text", "score", "terms"):
+    for name in ("sample", "attempt", "reason", "versions", "role", "text", "last_words"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    for name in ("score", "terms"):
         assert getattr(found, name) == getattr(wanted, name), name
     assert found.failure is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flowrl.backend.environment import Action, EnvironmentContext, Outcome
+from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.data import Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import EngineId, RoleName, SampleId
@@ -20,6 +21,7 @@ from flowrl.runtime.driver.payloads import PayloadStore
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import Sampling
 from tests.runtime.episode_worlds import (
     Limits,
@@ -69,6 +71,7 @@ def driver_of(game: RuleGame, tokenizer: Tokenizer, **changes: Any) -> Iterator[
             "beat": lambda: None,
             "stop": lambda: False,
             "stall_timeout_s": 60.0,
+            "reported": None,
             "store": store,
         }
         yield RolloutDriver(**{**values, **changes})
@@ -107,6 +110,47 @@ def test_episodes_are_delivered_with_the_scores_of_their_environment(tokenizer: 
         assert payload.score == payload.scores[GAME] == wanted.score
         assert (payload.text, payload.terms) == (wanted.text, wanted.terms)
         assert payload.finish is wanted.reason
+
+
+class Reading:
+    """A scorer that keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.responses: dict[SampleId, str] = {}
+        self._waiting: list[ScoreResult | ScoreFailure] = []
+
+    def submit(self, requests: Sequence[ScoreRequest]) -> None:
+        self.responses |= {request.sample: request.response for request in requests}
+        self._waiting += [
+            ScoreResult(sample=request.sample, score=-7.0, terms={"rule": -7.0})
+            for request in requests
+        ]
+
+    def poll(self) -> list[ScoreResult | ScoreFailure]:
+        answers, self._waiting = self._waiting, []
+        return answers
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self._waiting)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("reported", [GAME, RoleName("verifier")])
+def test_a_rule_beside_an_environment_reads_what_the_policy_read_and_scores_where_it_is_asked(
+    reported: RoleName, tokenizer: Tokenizer
+):
+    reading = Reading()
+    scorers = {RoleName("verifier"): reading}
+    with driver_of(RuleGame(), tokenizer, scorers=scorers, reported=reported) as driver:
+        driver.offer([item(0)])
+        ((_, members),) = driver.collect(0, 1).groups
+    for sample, payload in members:
+        wanted = expected(request(0, int(sample[-1])), Limits())
+        assert reading.responses[sample] == wanted.text
+        assert payload.score == (wanted.score if reported == GAME else -7.0)
+        assert payload.terms == {**wanted.terms, "rule": -7.0}
 
 
 def test_an_episode_that_breaks_off_past_the_budget_stops_the_run_with_its_turn(

@@ -187,7 +187,7 @@ def test_weights_that_are_published_in_the_middle_are_told_for_every_token(token
 # Ends
 
 
-def test_the_last_observation_is_text_for_people_and_no_tokens(tokenizer: Tokenizer):
+def test_the_last_observation_is_for_people_and_neither_tokens_nor_text(tokenizer: Tokenizer):
     async def step(sample: SampleId, action: Action) -> Outcome:
         return Outcome(observation="=", reward=2.0, done=True)
 
@@ -195,7 +195,7 @@ def test_the_last_observation_is_text_for_people_and_no_tokens(tokenizer: Tokeni
         engine.submit([request(1)])
         end = only(engine)
     (text,) = [action.text for _, action in end_game(engine)]
-    assert end.text == f"<{text}="
+    assert (end.text, end.last_words) == (f"<{text}", "=")
     assert end.tokens[-1] == end.tokens[end.mask][-1]
     assert end.token_reward.tolist() == [0.0] * (len(end.tokens) - 1) + [2.0]
 

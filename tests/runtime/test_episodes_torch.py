@@ -136,6 +136,7 @@ def rolled_out(
             beat=lambda: None,
             stop=lambda: False,
             stall_timeout_s=60.0,
+            reported=None,
             store=store,
         )
         items: list[PromptItem] = [item(index) for index in range(prompts)]
@@ -185,7 +186,7 @@ def test_tokens_turns_and_rewards_are_those_of_the_game(model: Model, guess: str
                 replies += "=" if number == hidden else "<" if hidden < number else ">"
             said += text + replies[-1]
             rewards.append({"=": 1.0, "?": -0.1}.get(replies[-1], 0.0))
-        assert payload.text == said, sample
+        assert payload.text + payload.last_words == said, sample
         # The last reply is for people alone.
         heard = model.tokenizer.decode(payload.tokens[~payload.mask])
         assert heard == replies[:-1]

@@ -178,6 +178,7 @@ def driver_of(
         "seed_of": lambda sample: 1000 + int(sample.rpartition("/")[2]),
         "judge": None,
         "failures": FailureBudget(0),
+        "reported": VERIFIER,
         "beat": lambda: world.log.append("beat"),
         "stop": lambda: False,
         "stall_timeout_s": 5.0,
@@ -544,18 +545,19 @@ def test_a_sample_is_scored_when_every_scorer_has_answered():
     ((_, members),) = driver.collect(1, 1).groups
     payloads = [payload for _, payload in members]
     assert [p.scores for p in payloads] == [{VERIFIER: v, JUDGE: 5.0} for v in (0.0, 1.0)]
-    assert [payload.score for payload in payloads] == [0.0, 1.0]  # the first scorer's is reported
+    assert [payload.score for payload in payloads] == [0.0, 1.0]  # of the reported role
     assert payloads[0].terms == {"verifier/term": 0.0, "judge/term": 5.0}
     assert world.log.count("score 0/0/0") == 2
 
 
-def test_the_reported_score_may_be_that_of_another_scorer():
+@pytest.mark.parametrize(("reported", "score"), [(VERIFIER, 1.0), (JUDGE, 5.0), (None, None)])
+def test_the_score_of_a_sample_is_that_of_the_reported_role_alone(reported, score):
     world = World()
-    scorers = {VERIFIER: Scoring(world, by_member), JUDGE: Scoring(world, lambda _: 5.0)}
-    driver = driver_of(world, Engine(world), scorers=scorers, reported=JUDGE)
+    scorers = {VERIFIER: Scoring(world, lambda _: 1.0), JUDGE: Scoring(world, lambda _: 5.0)}
+    driver = driver_of(world, Engine(world), scorers=scorers, reported=reported)
     driver.offer(prompts(1))
     ((_, members),) = driver.collect(1, 1).groups
-    assert [payload.score for _, payload in members] == [5.0, 5.0]
+    assert [payload.score for _, payload in members] == [score, score]
 
 
 def test_a_sample_that_one_scorer_fails_on_is_dropped_whatever_the_other_says():

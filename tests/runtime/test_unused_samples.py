@@ -58,6 +58,8 @@ def unused() -> UnusedSamples:
         turn=np.array([-1, 0], np.int64),
         token_reward=np.array([0.0, 0.25], np.float32),
         state=np.array([-1, 77], np.int64),
+        text="<7",
+        last_words="=",
         score=0.25,
         scores={RoleName("game"): 0.25},
     )
@@ -120,6 +122,7 @@ def facts(payload: Payload) -> dict[str, object]:
                 payload.versions,
                 payload.finish,
                 payload.text,
+                payload.last_words,
                 payload.score,
                 payload.scores,
                 payload.judged,

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from flowrl.algo.resolve import resolve_filter, resolve_select
 from flowrl.backend.batch import Ints
-from flowrl.graph import Node, Op, Unit
+from flowrl.graph import Node, Op, Unit, score_source
 from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import NodeId
 from flowrl.runtime.driver.batch_nodes import NodeInputs
-from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of, score_source
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import (
     GroupRows,
     SampleSet,

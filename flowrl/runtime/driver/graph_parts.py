@@ -32,7 +32,6 @@ __all__ = [
     "RolloutPart",
     "refreshed_roles",
     "role_of",
-    "score_source",
 ]
 
 
@@ -200,18 +199,6 @@ class GraphParts:
                 nodes.append(node)
                 there.add(self.made[node.id])
         return tuple(nodes)
-
-
-def score_source(graph: Graph, node_id: NodeId, argument: str = "scores") -> Node | None:
-    """Returns the node whose scores an argument reads, through filters and selections."""
-    while True:
-        edge = graph.feeding(node_id, argument)
-        if edge is None:
-            return None
-        node = graph.node(edge.src)
-        if node.op not in (Op.FILTER, Op.SELECT):
-            return node
-        node_id, argument = node.id, "scores"
 
 
 def role_of(node: Node) -> RoleName:

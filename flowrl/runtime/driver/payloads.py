@@ -23,10 +23,10 @@ from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask, SequenceBatch
 from flowrl.backend.protocols import Finished, OptimizerStep
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
-from flowrl.graph import Node, Op
+from flowrl.graph import Node, Op, score_source
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS, SCORE
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
-from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of, score_source
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.specs import FinishReason
 
@@ -63,8 +63,9 @@ class Payload:
             the version of the tokens before them.
         kept: `[R]`, the tokens that truncated sampling kept at each position; None if unreported.
         finish: How the last attempt ended; None while it runs.
-        text: The decoded response, set when it is sent to the scorer; of an episode, the whole
-            conversation.
+        text: The decoded response, set when it is sent to the scorer; of an episode, the
+            conversation as far as the policy read it.
+        last_words: The last observation of an episode, as text for people.
         score: The reported score, set when all scorers have answered; `terms` are its parts.
         scores: The score of each scoring role; an episode ends with that of its environment.
         judged: The score that each filter read, by the filter's node.
@@ -85,6 +86,7 @@ class Payload:
     kept: KeptTokens | None = None
     finish: FinishReason | None = None
     text: str = ""
+    last_words: str = ""
     score: float | None = None
     scores: dict[RoleName, float] = field(default_factory=dict)
     judged: dict[NodeId, float] = field(default_factory=dict)
@@ -149,7 +151,7 @@ class Payload:
             )
         self.mask, self.turn, self.state = end.mask, end.turn, end.state
         self.token_reward = end.token_reward
-        self.text, self.terms = end.text, end.terms
+        self.text, self.last_words, self.terms = end.text, end.last_words, end.terms
         if end.failure is None:
             self.score = self.scores[end.role] = end.score
         else:

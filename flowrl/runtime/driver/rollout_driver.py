@@ -105,7 +105,7 @@ class RolloutDriver:
         engines: Generating engines by id. One that fails is restarted if it is `Restartable`.
         scorers: Scorers by role; a sample is scored when all of them have answered. Without any,
             samples have no score.
-        reported: The role whose score is reported for a sample; by default the first of `scorers`.
+        reported: The role whose score is that of a sample; None if something later gives it.
         store: The payload store, for an engine that looks prompts up.
         tokenizer: Decodes responses for the scorer.
         sampling: The sampling options of every request.
@@ -137,7 +137,7 @@ class RolloutDriver:
         beat: Callable[[], None],
         stop: Callable[[], bool],
         stall_timeout_s: float,
-        reported: RoleName | None = None,
+        reported: RoleName | None,
         store: PayloadStore | None = None,
         grammar: Grammar | None = None,
         supply: PromptSupply | None = None,
@@ -168,8 +168,7 @@ class RolloutDriver:
         self._pending: deque[Event] = deque()
         # What each engine has, by attempt: one that was given up may answer after the next began.
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
-        reported_role = next(iter(scorers), None) if reported is None else reported
-        self._results = ScorerResults(self._scorers, reported_role, self.store, failures.score)
+        self._results = ScorerResults(self._scorers, reported, self.store, failures.score)
         self._outcomes = SampleOutcomes(self.store, unused)
         self._wake_s: float | None = None  # when the scheduler next needs the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0

@@ -122,7 +122,7 @@ class ScorerResults:
 
     Args:
         scorers: Scorers by role.
-        reported: The role whose score is reported for a sample.
+        reported: The role whose score is that of a sample, if it is one of them.
         store: The payload store, in which scores are noted.
         failure_score: The score of a sample whose reward fails; None if it is dropped.
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
-from flowrl.graph import Node, Op, format_attr, results
-from flowrl.graph.streaming import is_rule_score
+from flowrl.graph import Node, Op, format_attr, results, score_source
+from flowrl.graph.streaming import is_rule_score, scores_at_once
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
 from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import kept_groups
-from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of, score_source
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import Payload, StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
@@ -64,13 +64,15 @@ class GeneratedRollout:
 
 
 def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
-    """Returns the node whose score is reported for a rollout: the advantage's, or the first.
+    """Returns the node whose score is reported for a rollout.
 
-    Returns None if nothing scores the rollout's samples.
+    It is the one that an advantage reads, or else a filter or a selection, or else the first of the
+    program; None if nothing scores the rollout's samples.
     """
-    for advantage in parts.graph.of_op(Op.ADVANTAGE):
+    readers = (*parts.graph.of_op(Op.ADVANTAGE), *parts.graph.of_op(Op.FILTER, Op.SELECT))
+    for reader in readers:
         for argument in ("scores", "baseline"):
-            source = score_source(parts.graph, advantage.id, argument)
+            source = score_source(parts.graph, reader.id, argument)
             if source is not None and parts.origin(source.id) == rollout:
                 return source
     scores = parts.graph.of_op(Op.SCORE, Op.INTERACT)
@@ -122,8 +124,7 @@ class StepReport:
             part.node.id: node
             for part in parts.rollouts
             if (node := reported_score(parts, part.node.id)) is not None
-            and node.op is not Op.INTERACT
-            and not is_rule_score(node)
+            and not scores_at_once(node)
         }
         self._coefficients: dict[NodeId, str] = {}
         for node in updates:
@@ -248,7 +249,7 @@ class StepReport:
                 rollout=rollout.part.node.id,
                 sample=sample,
                 prompt=rendered[item.group],
-                response=payload.text,
+                response=payload.text + payload.last_words,
                 answer=item.row.answer,
                 score=payload.score,
                 terms=payload.terms,

@@ -27,7 +27,7 @@ from flowrl.backend.batch import Ints
 from flowrl.backend.protocols import Finished, ScoreResult
 from flowrl.data import PromptItem
 from flowrl.errors import RewardError, SchedulerError
-from flowrl.graph import Node, Op, Unit
+from flowrl.graph import Node, Op, Unit, score_source
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, sample_id
 from flowrl.rollout import BatchAsked, Score
 from flowrl.runtime.driver.batch_nodes import NodeInputs
@@ -40,7 +40,7 @@ from flowrl.runtime.driver.collected_batch import (
     score_request,
 )
 from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset, rows_kept
-from flowrl.runtime.driver.graph_parts import role_of, score_source
+from flowrl.runtime.driver.graph_parts import role_of
 from flowrl.runtime.driver.payloads import (
     GroupRows,
     Payload,

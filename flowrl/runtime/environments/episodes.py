@@ -473,8 +473,7 @@ class EpisodeEngine:
                 where=f"sample {episode.sample}, turn {episode.transcript.num_turns}",
             )
         number = episode.transcript.num_turns
-        episode.transcript.act(turn, episode.state)
-        episode.transcript.say(text)
+        episode.transcript.act(turn, episode.state, text)
         episode.phase = _Phase.STEPPING
         episode.number = next(self._numbers)
         self._environments.submit(

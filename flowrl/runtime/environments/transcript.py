@@ -86,7 +86,8 @@ class FinishedEpisode(Finished):
         turn: int64 `[R]`, counted from 0; -1 at observation tokens.
         token_reward: float32 `[R]`, a turn's reward at its last token; 0 at other tokens.
         state: int64 `[R]`, `state_number` of the state before the turn; -1 at observation tokens.
-        text: The whole conversation as text, the last observation included.
+        text: The conversation as text, as far as it is in the tokens.
+        last_words: Text of the last observation, which no turn follows.
         score: Sum of the turns' rewards.
         terms: The environment's metrics, summed over the turns, and `NUM_TURNS`.
         failure: The reason why the episode failed; `score` means nothing then.
@@ -98,6 +99,7 @@ class FinishedEpisode(Finished):
     token_reward: Floats
     state: Ints
     text: str
+    last_words: str
     score: float
     terms: Mapping[str, float]
     failure: EpisodeFailure | None = None
@@ -132,6 +134,7 @@ class Transcript:
     response: Ints = field(default_factory=lambda: _NO_INTS)
     _pieces: list[_Piece] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
+    _last_words: str = ""  # of the observation that no turn has followed yet
     _spans: list[tuple[int, int]] = field(default_factory=list)
     _terms: dict[str, float] = field(default_factory=dict)
 
@@ -151,12 +154,15 @@ class Transcript:
         """Ends the episode before the environment is done: its next observation does not fit."""
         self._terms[reason] = 1.0
 
-    def act(self, turn: Finished, state: int) -> None:
+    def act(self, turn: Finished, state: int, text: str) -> None:
         """Adds a turn of the policy.
 
         Args:
             state: Number of the environment's state before it.
+            text: The turn as text.
         """
+        self._texts += [self._last_words, text]
+        self._last_words = ""
         self.response = np.concatenate([self.response, turn.tokens])
         piece = _Piece(
             tokens=turn.tokens,
@@ -178,8 +184,8 @@ class Transcript:
             self._terms[name] = self._terms.get(name, 0.0) + value
 
     def say(self, text: str) -> None:
-        """Adds text for people."""
-        self._texts.append(text)
+        """Notes the text of an observation; rewards read it only if a turn follows."""
+        self._last_words = text
 
     def end(
         self,
@@ -212,6 +218,7 @@ class Transcript:
             token_reward=token_reward,
             state=np.repeat([piece.state for piece in pieces], sizes).astype(np.int64),
             text="".join(self._texts),
+            last_words=self._last_words,
             score=float(sum(piece.reward for piece in pieces)),
             terms={**self._terms, NUM_TURNS: float(self.num_turns)},
             failure=failure,

@@ -16,6 +16,7 @@ from flowrl.graph import Node, Op
 from flowrl.graph.streaming import is_rule_score
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
+from flowrl.runtime.setup.evaluation import held_out_score
 from flowrl.runtime.setup.rollouts import settings_of, train_key
 
 __all__ = ["require_here", "require_runnable"]
@@ -28,7 +29,8 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         PlanError: the plan is for devices that this machine lacks, or has what this executor lacks.
         ConfigError: a model without weights; a stage generates ahead, refills batches or has
             policies of the scheduler where they cannot be, scores data by rules, has a reward
-            without terms, or stops by a policy that it does not train.
+            without terms, or stops by a policy that it does not train; what scores held-out samples
+            is ambiguous.
     """
     for stage in stages:
         if config.cluster == "auto":  # a plan over many devices is of another cluster
@@ -43,6 +45,8 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
         require_local_plan(stage, in_process=config.executor == "eager")
+    if use.policy is not None and (config.data.eval is not None or config.eval.sets):
+        held_out_score(config, use.policy, [GraphParts(stage.graph) for stage in stages])
 
 
 def _require_no_trees(stage: CompiledStage) -> None:

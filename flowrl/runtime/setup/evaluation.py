@@ -1,9 +1,13 @@
 """Evaluations: samples of the policy for held-out prompts, and the means of their scores.
 
 The sets are `data.eval`, which has no name, and those of `eval.sets`. A set's sampling is that of
-the policy's last rollout but for the temperature; for an `interact`, a sample is an episode, and
-its score is that of the environment. The same random streams are used at every evaluation, so that
+the policy's last rollout that is scored as it is generated, but for the temperature; for an
+`interact`, a sample is an episode. The same random streams are used at every evaluation, so that
 two of them differ by the policy alone.
+
+The score of a held-out sample is that of the reward or the environment from whose scores the policy
+learns, before any map of the program (`scoring_roles`). Where these are several, `eval.score` says
+which one it is; without it the run is refused.
 """
 
 from __future__ import annotations
@@ -16,17 +20,27 @@ from math import comb
 import numpy as np
 
 from flowrl.compiler import sampling_of
-from flowrl.config.schema import EvalConfig, StageConfig
+from flowrl.config.schema import EvalConfig, RunConfig, StageConfig
 from flowrl.data import PromptItem
-from flowrl.errors import RewardError
+from flowrl.errors import ConfigError, RewardError
+from flowrl.graph import Node, Op, scoring_nodes
+from flowrl.graph.streaming import is_rule_score, scores_at_once
 from flowrl.ids import RoleName
 from flowrl.observe.rows import EvaluationRow
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.setup.rollouts import RolloutSpec, rollout_spec
 from flowrl.specs import FinishReason
+from flowrl.wording import listing
 
-__all__ = ["HeldOutSet", "evaluated_spec", "evaluation_row", "held_out_sets", "rollouts_of"]
+__all__ = [
+    "HeldOutSet",
+    "evaluated_rollout",
+    "evaluated_spec",
+    "evaluation_row",
+    "held_out_score",
+    "held_out_sets",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,36 +82,116 @@ def held_out_sets(
     return sets
 
 
-def rollouts_of(
+def evaluated_rollout(
     policy: RoleName | None, stages: Sequence[GraphParts]
-) -> list[tuple[GraphParts, RolloutPart]]:
-    """Returns the evaluated policy's rollouts of the last stage that has any."""
+) -> tuple[GraphParts, RolloutPart] | None:
+    """Returns the rollout as which held-out samples are generated; None if the policy has none.
+
+    It is the last of the policy's rollouts from prompts of the data, in the last stage that has
+    any, that is scored as it is generated; of such that are not, the last.
+    """
     for parts in reversed(stages):
-        own = [part for part in parts.rollouts if role_of(part.generate_node) == policy]
+        own = [
+            part
+            for part in parts.rollouts
+            if role_of(part.generate_node) == policy
+            and parts.graph.node(part.source).op is Op.SOURCE
+        ]
+        scored = [part for part in own if part.scorers or part.node.op is Op.INTERACT]
         if own:
-            return [(parts, part) for part in own]
-    return []
+            return parts, (scored or own)[-1]
+    return None
+
+
+def scoring_roles(policy: RoleName, parts: GraphParts, part: RolloutPart) -> list[RoleName]:
+    """Returns the roles that score a rollout as it is generated and from which the policy learns.
+
+    They are those behind the policy's updates, or else behind filters and selections, or else all
+    that score the rollout. Models that score whole batches are none of them.
+    """
+    graph = parts.graph
+
+    def roles(nodes: Sequence[Node]) -> list[RoleName]:
+        own = [n for n in nodes if scores_at_once(n) and parts.origin(n.id) == part.node.id]
+        return list(dict.fromkeys(role_of(node) for node in own))
+
+    updates = [node for node in graph.of_op(Op.UPDATE) if node.role == policy]
+    for readers in (updates, graph.of_op(Op.FILTER, Op.SELECT)):
+        if found := roles([node for reader in readers for node in scoring_nodes(graph, reader.id)]):
+            return found
+    return roles(graph.of_op(Op.SCORE, Op.INTERACT))
+
+
+def held_out_score(
+    config: RunConfig, policy: RoleName, stages: Sequence[GraphParts]
+) -> RoleName | None:
+    """Returns the role whose score is that of a held-out sample; None for that of `rewards.terms`.
+
+    Raises:
+        ConfigError: it is one of several, and `eval.score` does not say which.
+    """
+    evaluated = evaluated_rollout(policy, stages)
+    roles = scoring_roles(policy, *evaluated) if evaluated is not None else []
+    if not roles and not config.rewards.terms:
+        # Nothing scores the rollout; what scores another one of the run can score this one too.
+        scores = [node for parts in stages for node in parts.graph.of_op(Op.SCORE)]
+        roles = list(dict.fromkeys(role_of(node) for node in scores if is_rule_score(node)))
+    asked = None if config.eval.score is None else RoleName(config.eval.score)
+    if asked in roles:
+        return asked
+    if asked is None and all(_score_alike(config, roles[0], role) for role in roles):
+        return roles[0] if roles else None
+    if asked is None:
+        raise ConfigError(
+            "the score of held-out samples may be that of several roles",
+            where="eval.score",
+            found=f"{listing(roles)}, from which {policy!r} learns",
+            hint=f"set eval.score={roles[0]}, or another of them",
+        )
+    raise ConfigError(
+        "the held-out score is to be that of a role from whose scores the policy does not learn",
+        where="eval.score",
+        found=repr(asked),
+        expected=listing(roles) if roles else "nothing: rewards.terms score the samples",
+    )
+
+
+def _score_alike(config: RunConfig, first: RoleName, other: RoleName) -> bool:
+    """True if two roles give every sample the same score."""
+    one, two = config.roles[first], config.roles[other]
+    same_terms = config.terms_of(first)[0] == config.terms_of(other)[0]
+    return first == other or (
+        same_terms and one.backend == two.backend and one.environment is two.environment is None
+    )
 
 
 def evaluated_spec(
     policy: RoleName,
-    rollouts: Sequence[tuple[GraphParts, RolloutPart]],
+    evaluated: tuple[GraphParts, RolloutPart] | None,
     stage: StageConfig,
     held_out: HeldOutSet,
+    reported: RoleName | None,
 ) -> RolloutSpec:
     """Returns the rollout that samples a set.
 
     Args:
-        rollouts: The policy's rollouts; without any it is sampled by `train.sampling`.
+        evaluated: The policy's rollout; without any it is sampled by `train.sampling`.
         stage: The last stage.
+        reported: The role whose score is that of a sample.
     """
     purpose = f"eval/{held_out.name}" if held_out.name else "eval"
-    if rollouts:
-        spec = rollout_spec(*rollouts[-1], purpose=purpose)
+    if evaluated is not None:
+        spec = rollout_spec(*evaluated, purpose=purpose)
     else:
         spec = RolloutSpec(role=policy, sampling=sampling_of(stage), group_size=1, purpose=purpose)
     sampling = replace(spec.sampling, temperature=held_out.temperature, logprobs="model")
-    return replace(spec, sampling=sampling, group_size=held_out.samples, needs_states=False)
+    return replace(
+        spec,
+        sampling=sampling,
+        group_size=held_out.samples,
+        reported=reported,
+        needs_states=False,
+    )
 
 
 def evaluation_row(

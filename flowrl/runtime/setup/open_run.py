@@ -26,19 +26,20 @@ from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.store import Checkpoint
 from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers
-from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.setup.evaluation import (
     HeldOutSet,
+    evaluated_rollout,
     evaluated_spec,
     evaluation_row,
+    held_out_score,
     held_out_sets,
-    rollouts_of,
 )
 from flowrl.runtime.setup.policies import OpenPolicies
-from flowrl.runtime.setup.rollouts import DriverMaker
+from flowrl.runtime.setup.rollouts import DriverMaker, RolloutSpec
 from flowrl.runtime.setup.stage import StageMaker
 from flowrl.runtime.setup.user_inputs import RunInputs
 
@@ -229,32 +230,39 @@ class OpenRun:
             RewardError: no sample of a set was scored.
         """
         role = self._use.policy
-        rollouts = rollouts_of(role, self._parts)
-        scorers = self._scorers.of_evaluation([part for _, part in rollouts])
-        in_episodes = bool(rollouts) and rollouts[-1][1].node.op is Op.INTERACT
-        if role is None or not (scorers or in_episodes):
-            return []
         sets = self._held_out_sets
+        if role is None or not sets:
+            return []
+        evaluated = evaluated_rollout(role, self._parts)
+        part = None if evaluated is None else evaluated[1]
+        reported = held_out_score(self._config, role, self._parts)
+        scorers = self._scorers.of_evaluation(part, reported)
+        if not (scorers or (part is not None and part.node.op is Op.INTERACT)):
+            return []
         if num is not None:
             sets = [replace(own, items=own.items[:num], samples=1) for own in sets if not own.name]
         if sets and self._policies[role].stale:
             self._policies.publish(role)  # a supervised stage trains without publishing
-        return [self._measure(stage, step, role, rollouts, scorers, own) for own in sets]
+        reported = self._scorers.observing if reported is None else reported
+        last = self._stages[-1].config
+        specs = [evaluated_spec(role, evaluated, last, own, reported) for own in sets]
+        return [
+            self._measure(stage, step, spec, scorers, own)
+            for spec, own in zip(specs, sets, strict=True)
+        ]
 
     def _measure(
         self,
         stage: str,
         step: int,
-        role: RoleName,
-        rollouts: Sequence[tuple[GraphParts, RolloutPart]],
+        spec: RolloutSpec,
         scorers: Mapping[RoleName, Scorers],
         held_out: HeldOutSet,
     ) -> EvaluationRow:
         started = time.monotonic()
-        spec = evaluated_spec(role, rollouts, self._stages[-1].config, held_out)
         # An evaluation is a rollout that the plan's switches do not name. What goes on after it
         # frees the memory again before the first pass that needs it.
-        self._policies[role].engine.wake()
+        self._policies[spec.role].engine.wake()
         scheduler = RolloutScheduler(SchedulerSettings(group_size=held_out.samples))
         with nullcontext() if self._stage is None else self._stage.quiet():
             driver = self._evaluating = self._drivers.make(spec, scheduler, scorers)

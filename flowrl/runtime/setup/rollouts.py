@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.config.schema import RunConfig
 from flowrl.data import Tokenizer
 from flowrl.graph import Node, Op
-from flowrl.graph.streaming import is_rule_score
+from flowrl.graph.streaming import scores_at_once
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout import Event, RolloutScheduler, SchedulerSettings
@@ -73,7 +73,7 @@ class RolloutSpec:
         grammar: The grammar of every response, or of every turn.
         group_size: Samples for each prompt.
         purpose: Names the random streams of its samples.
-        reported: The role whose score is reported for a sample; None takes the first that scores.
+        reported: The role whose score is a sample's; None if a model or a map gives it later.
         needs_states: True if an environment must return its states.
     """
 
@@ -286,16 +286,11 @@ def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutS
         group_size=_group_size(part),
         purpose=purpose,
         reported=role_of(scoring_node)
-        if scoring_node is not None and _scores_samples(scoring_node)
+        if scoring_node is not None and scores_at_once(scoring_node)
         else None,
         needs_states=by_turns,
         grammar=grammar,
     )
-
-
-def _scores_samples(node: Node) -> bool:
-    """True if a score is there as soon as its sample is finished."""
-    return node.op is Op.INTERACT or is_rule_score(node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,8 +365,11 @@ class RolloutMaker:
         journal = self.journals.open(name, part.node.id)
         if journal is not None:
             journal.begin(scheduler)
+        spec = rollout_spec(self.program.parts, part, purpose)
+        if reported_score(self.program.parts, part.node.id) is None:
+            spec = replace(spec, reported=self.scorers.observing)
         driver = self.drivers.make(
-            rollout_spec(self.program.parts, part, purpose),
+            spec,
             scheduler,
             self.scorers.of_rollout(part),
             group_judge(self.program.parts, part, run),

@@ -38,14 +38,13 @@ class OpenScorers:
         self._workers = workers or {}
         scores = [node for graph in graphs for node in graph.of_op(Op.SCORE) if is_rule_score(node)]
         self._roles = tuple(dict.fromkeys(role_of(node) for node in scores))
-        self._last = scores[-1] if scores else None
         self._pools: dict[RoleName, Scorers] = {}
 
     def open(self) -> None:
         """Opens all of them."""
         for role in self._roles:
             self._open(role, self._config.roles[role].backend)
-        if self._config.rewards.terms and not self._of_config():
+        if self._config.rewards.terms and self.observing is None:
             self._open(_VERIFIER, _VERIFIER)
 
     def _open(self, role: RoleName, backend: str) -> None:
@@ -64,8 +63,9 @@ class OpenScorers:
             memory_gb=config.memory_gb,
         )
 
-    def _of_config(self) -> RoleName | None:
-        """Returns the last role that scores with `rewards.terms`."""
+    @property
+    def observing(self) -> RoleName | None:
+        """The last role that scores with `rewards.terms`, also what no program scores."""
         found = [
             role
             for role in self._pools
@@ -85,23 +85,25 @@ class OpenScorers:
         return {} if part.node.op is Op.INTERACT else self._observing()
 
     def _observing(self) -> dict[RoleName, Scorers]:
-        role = self._of_config()
+        role = self.observing
         return {} if role is None else {role: self._pools[role]}
 
-    def of_evaluation(self, parts: Sequence[RolloutPart]) -> dict[RoleName, Scorers]:
+    def of_evaluation(
+        self, part: RolloutPart | None, reported: RoleName | None
+    ) -> dict[RoleName, Scorers]:
         """Returns the scorers of held-out samples.
 
+        `rewards.terms` score what its program does not score by rules, episodes too.
+
         Args:
-            parts: Rollouts of the evaluated policy in the last stage, in order.
+            part: The evaluated rollout, if there is one.
+            reported: The role whose score is that of a sample, where it is known.
         """
-        scored = [part for part in parts if part.scorers]
-        if scored:
-            return self.of_rollout(scored[-1])
-        observing = self._observing()
-        if observing or self._last is None:
+        if part is not None and part.scorers:
+            return self.of_rollout(part)
+        if observing := self._observing():
             return observing
-        role = role_of(self._last)
-        return {role: self._pools[role]}
+        return {reported: self._pools[reported]} if reported in self._pools else {}
 
     def close(self) -> None:
         """Ends every process; idempotent."""

@@ -35,7 +35,7 @@ from flowrl.graph import Op
 from flowrl.ids import RoleName
 from flowrl.rollout.policies import WeightedShares
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse
-from flowrl.runtime.setup.evaluation import rollouts_of
+from flowrl.runtime.setup.evaluation import evaluated_rollout
 from flowrl.runtime.setup.prepared_inputs import (
     PreparedInputs,
     prepare_inputs,
@@ -212,11 +212,12 @@ class RunInputs:
             max_tokens = sampling_of_rollout(part).max_tokens
             require_context_length(self.prepared_inputs.train.prompts, max_tokens, self.max_length)
         if self.scorers.pools and self._use.policy is not None:
-            rollouts = rollouts_of(self._use.policy, list(map(GraphParts, self._graphs)))
+            all_parts = list(map(GraphParts, self._graphs))
+            evaluated = evaluated_rollout(self._use.policy, all_parts)
             sampling = (
-                sampling_of_rollout(rollouts[-1][1])
-                if rollouts
-                else sampling_of(self.stages[-1].config)
+                sampling_of(self.stages[-1].config)
+                if evaluated is None
+                else sampling_of_rollout(evaluated[1])
             )
             for items in self.prepared_inputs.held_out.values():
                 require_context_length(items, sampling.max_tokens, self.max_length)
