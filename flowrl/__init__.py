@@ -64,10 +64,11 @@ from flowrl.program import (
     select,
     shaping,
     weighted_sum,
+    win_rate,
     workflow,
 )
 from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
-from flowrl.specs import Sampling, grammar, kl, loss
+from flowrl.specs import Sampling, cut, grammar, kl, loss
 from flowrl.specs.names import raise_missing
 from flowrl.wording import Unconfigured
 
@@ -111,6 +112,7 @@ __all__ = [
     "__version__",
     "advantage",
     "compile",
+    "cut",
     "eager",
     "filter",
     "grammar",
@@ -130,6 +132,7 @@ __all__ = [
     "select",
     "shaping",
     "weighted_sum",
+    "win_rate",
     "workflow",
 ]
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from flowrl.errors import DataError, RewardError
 from flowrl.specs.maps import (
     CosineLength,
+    FirstWins,
     MapSpec,
     Parse,
     Repetition,
@@ -27,6 +28,7 @@ from flowrl.specs.maps import (
     SoftOverlong,
     StopProperly,
     WeightedSum,
+    WinRate,
 )
 from flowrl.wording import suggestion
 
@@ -36,6 +38,7 @@ __all__ = [
     "MapResult",
     "cosine_length",
     "cosine_length_map",
+    "first_wins",
     "parse",
     "repetition",
     "repetition_map",
@@ -44,6 +47,7 @@ __all__ = [
     "stop_properly",
     "stop_properly_map",
     "weighted_sum",
+    "win_rate",
     "words",
 ]
 
@@ -179,6 +183,31 @@ def _number(text: str | None) -> np.float32:
     except ValueError:
         return np.float32(math.nan)
     return np.float32(number if abs(number) <= _LARGEST else math.nan)
+
+
+def first_wins(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """Computes 1 for the verdict 1, 0 for the verdict 2 and 1/2 for every other number."""
+    assert isinstance(spec, FirstWins)
+    verdict = _floats(batch, "score")
+    return _scores(np.where(verdict == 1, 1.0, np.where(verdict == 2, 0.0, 0.5)))
+
+
+def win_rate(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """Computes the share of comparisons that each sample wins within its group::
+
+        score(i) = mean over opponents k of (V_k(i) + 1 - V_k(i - k)) / 2
+
+    V_k(i) is the share that sample i wins against the sample k places further in its group, the
+    first one following the last: `score`, `score_2`, ... for the opponents in order. Where k is a
+    multiple of the group's size, a sample met itself, and the score of that comparison is 1/2.
+    """
+    assert isinstance(spec, WinRate)
+    won = np.zeros(len(batch.groups), np.float64)
+    for rows in (np.flatnonzero(batch.groups == group) for group in np.unique(batch.groups)):
+        for k, key in zip(spec.places, spec.reads, strict=True):
+            first = _floats(batch, key)[rows]
+            won[rows] += (first + 1.0 - np.roll(first, k)) / 2.0
+    return _scores(won / len(spec.places))
 
 
 def soft_overlong_map(batch: MapBatch, spec: MapSpec) -> MapResult:

@@ -22,7 +22,9 @@ from collections.abc import Iterator
 from flowrl.errors import GraphError
 from flowrl.graph.ir import DType, Edge, Graph, Node, Op, Unit, node_error
 from flowrl.graph.sample_sets import SUBSETS, answered_prompts, origin_of, sample_sets
+from flowrl.graph.signatures import prompt_fields
 from flowrl.graph.streaming import streaming_nodes
+from flowrl.specs import PromptsSpec
 
 __all__ = ["check_sample_trees", "data_prompts", "parents_of"]
 
@@ -78,6 +80,7 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
             hint="make them of what actor.generate(prompts) returned",
         )
         return
+    yield from _check_rule(graph, node, origin)
     streaming = streaming_nodes(graph)
     while maker.op in SUBSETS:
         if maker.id not in streaming:
@@ -92,6 +95,26 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
         edge = graph.feeding(maker.id, "rollout")
         assert edge is not None  # the signature reports it
         maker = graph.node(edge.src)
+
+
+def _check_rule(graph: Graph, node: Node, origin: Node) -> Iterator[GraphError]:
+    """Checks that the samples have what the rule of the prompts reads."""
+    spec, read = node.attr("spec"), graph.feeding(node.id, "rollout")
+    if not isinstance(spec, PromptsSpec) or read is None:
+        return  # the signature reports it
+    for field in prompt_fields(spec):
+        if field.name not in read.fields:
+            yield node_error(node, f"{node.id} needs '{field.name}' to make prompts by {spec}")
+    size = origin.attr("n")
+    further = getattr(spec, "opponent", None)
+    if isinstance(further, int) and isinstance(size, int) and further >= size:
+        yield node_error(
+            node,
+            f"{node.id} compares each sample with the one {further} places further in a group of "
+            f"{size}",
+            expected=f"opponent from 1 to {size - 1}",
+            hint=f"generate at least n={further + 1} samples a prompt ('{origin.id}')",
+        )
 
 
 def _check_task(graph: Graph, node: Node) -> Iterator[GraphError]:

@@ -23,6 +23,7 @@ from flowrl.specs import (
     SelectSpec,
 )
 from flowrl.specs.attributes import NodeCost
+from flowrl.specs.cut import CutLeastLikely
 
 __all__ = [
     "ADVANTAGE",
@@ -51,6 +52,7 @@ __all__ = [
     "Signature",
     "advantage_outputs",
     "map_outputs",
+    "prompt_fields",
 ]
 
 PROMPT = Field(name="prompt", dtype=DType.INT64, unit=Unit.PROMPTS)
@@ -307,7 +309,9 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         ),
         Op.PROMPTS_OF: Signature(
             has_role=False,
-            arguments=(Argument(name="rollout", fields=_SAMPLES),),
+            arguments=(
+                Argument(name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,)),
+            ),
             outputs=(PROMPT,),
             attrs=(AttrRule(name="spec", types=(PromptsSpec,), filled=Level.TRACED),),
         ),
@@ -381,3 +385,8 @@ def map_outputs(spec: MapSpec) -> tuple[Field, ...]:
     return tuple(
         Field(name=name, dtype=DType(dtype), unit=Unit(unit)) for name, dtype, unit in spec.gives
     )
+
+
+def prompt_fields(spec: PromptsSpec) -> tuple[Field, ...]:
+    """Returns the fields of a rollout of which prompts are made."""
+    return (*_SAMPLES, ROLLOUT_LOGPROBS) if isinstance(spec, CutLeastLikely) else _SAMPLES

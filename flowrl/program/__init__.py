@@ -2,7 +2,7 @@
 
 from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
 from flowrl.program.children import mean_of_children, parent, prompts_of
-from flowrl.program.formulas import log, map_of, parse, weighted_sum
+from flowrl.program.formulas import log, map_of, weighted_sum
 from flowrl.program.handles import (
     Advantages,
     Examples,
@@ -17,6 +17,7 @@ from flowrl.program.handles import (
     Scores,
     Values,
 )
+from flowrl.program.judging import parse, win_rate
 from flowrl.program.policy import Policy, interact
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
@@ -59,5 +60,6 @@ __all__ = [
     "select",
     "shaping",
     "weighted_sum",
+    "win_rate",
     "workflow",
 ]

@@ -21,18 +21,20 @@ from flowrl.errors import TraceError
 from flowrl.graph.ir import Op
 from flowrl.graph.sample_sets import sample_sets
 from flowrl.graph.sample_trees import parents_of
-from flowrl.graph.signatures import PROMPT, TURN
+from flowrl.graph.signatures import PROMPT, TURN, prompt_fields
 from flowrl.program.handles import Advantages, Mapped, Prompts, Rollout, Scores
 from flowrl.program.operation import (
     check_handle,
     check_spec,
+    check_whole,
     current_tracer,
     operation,
     refuse_argument,
 )
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
-from flowrl.specs.prompts import PromptTemplate
+from flowrl.specs.cut import CutSpec
+from flowrl.specs.prompts import PromptsSpec, PromptTemplate
 
 __all__ = ["mean_of_children", "parent", "prompts_of"]
 
@@ -40,8 +42,18 @@ _Values = TypeVar("_Values", Scores, Advantages, Mapped)
 
 
 @operation
-def prompts_of(rollout: Rollout, *, template: str) -> Prompts:
+def prompts_of(
+    rollout: Rollout,
+    *,
+    template: str | None = None,
+    opponent: int | None = None,
+    cut: CutSpec | None = None,
+) -> Prompts:
     """One prompt of each sample: what another rollout, or the next of the same policy, answers.
+
+        fl.prompts_of(draft, template="{prompt}{response}\\nCritique:")
+        fl.prompts_of(answers, template="{response}\\n{opponent}\\nThe better one is", opponent=1)
+        fl.prompts_of(trunk, cut=fl.cut.share(0.5))
 
     Args:
         rollout: The samples, of a policy's `generate` or of a filter of that.
@@ -49,6 +61,13 @@ def prompts_of(rollout: Rollout, *, template: str) -> Prompts:
             sample answered; `{response}` its own tokens, without the stop token at their end;
             `{answer}` and `{row.FIELD}` are texts of the data row. Tokens of samples stay as they
             are; the text between them is encoded by itself.
+        opponent: Puts the tokens of another sample of the group in the place of `{opponent}`: of
+            the one so many places further, the first one following the last. `fl.win_rate` reads
+            the verdicts.
+        cut: In place of a template: the prompt is the sample's own with the beginning of its
+            response, up to the cut. What is generated continues the response. Rewards and
+            `fl.parse` read both as one text; no loss counts the tokens before the cut, for they
+            belong to the prompt.
     """
     name = "fl.prompts_of"
     tracer = current_tracer(name)
@@ -61,11 +80,38 @@ def prompts_of(rollout: Rollout, *, template: str) -> Prompts:
             "a rollout of plain responses, and these are episodes",
             "let the environment say what comes next, or use actor.generate(prompts)",
         )
-    spec = check_spec(name, PromptTemplate(text=template), argument="template")
+    spec = _rule(name, template, opponent, cut)
+    read = Read(read.node, tuple(f for f in read.fields if f in prompt_fields(spec)))
     node = tracer.add(
         Op.PROMPTS_OF, name="prompts_of", reads={"rollout": read}, attrs={"spec": spec}
     )
     return Prompts(tracer, node, (PROMPT,))
+
+
+def _rule(name: str, template: str | None, opponent: int | None, cut: object) -> PromptsSpec:
+    """Returns what makes the prompts.
+
+    Raises:
+        TraceError: There is not one rule, or its values are wrong.
+    """
+    if cut is None:
+        if opponent is not None:
+            check_whole(name, "opponent", opponent)
+        text = PromptTemplate(text=template, opponent=opponent)  # type: ignore[arg-type]
+        return check_spec(name, text, argument="template")
+    if not isinstance(cut, CutSpec):
+        expected = "fl.cut.at(tokens), fl.cut.share(share) or fl.cut.least_likely()"
+        raise refuse_argument(name, "cut", cut, expected)
+    for argument, value in (("template", template), ("opponent", opponent)):
+        if value is not None:
+            raise refuse_argument(
+                name,
+                argument,
+                value,
+                "none beside cut=, which continues the sample's own tokens",
+                f"leave {argument} out, or make two sets of prompts",
+            )
+    return check_spec(name, cut, argument="cut")
 
 
 @operation

@@ -55,19 +55,17 @@ from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Scalar, SelectSpec
 from flowrl.specs.advantage import OptimalTokenBaseline, Per, ReinforcePP, ReMax, UserAdvantage
 from flowrl.specs.filters import BestAndWorst
-from flowrl.specs.maps import Parse, UserMap, WeightedSum, split_key
+from flowrl.specs.maps import UserMap, WeightedSum, split_key
 
 __all__ = [
     "OwnAdvantage",
     "OwnMap",
     "add_advantage",
     "add_map",
-    "add_parse",
     "add_subset",
     "log",
     "map_of",
     "own_advantage",
-    "parse",
     "returns_of",
     "weighted_scores",
     "weighted_sum",
@@ -390,32 +388,6 @@ def weighted_scores(
     if len(weights) < least:
         raise refuse_argument(name, "scores", pairs, f"{least} or more {expected}", hint)
     return handles, weights
-
-
-@operation
-def parse(rollout: Rollout, *, regex: str, otherwise: float) -> Scores:
-    r"""The number that each response states: what a judge said, as scores.
-
-        scores = fl.parse(judge.generate(questions), regex=r"SCORE: (\d+)", otherwise=0.0)
-
-    It is the first group of the last match in the response, or the whole match of an expression
-    without groups. `fl.select.parsed` leaves samples without a number out instead.
-
-    Args:
-        rollout: The samples.
-        regex: A regular expression, as Python's `re` has them, that does not match the empty text.
-        otherwise: The score where it finds no number, or does not end within a second.
-    """
-    return add_parse("fl.parse", rollout, regex=regex, otherwise=otherwise)
-
-
-def add_parse(name: str, rollout: Rollout, *, regex: str, otherwise: float | None) -> Scores:
-    """Adds the map that finds numbers in responses; NaN without `otherwise`."""
-    current_tracer(name)
-    samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
-    spec = check_spec(name, Parse(regex=regex, otherwise=otherwise))
-    given = add_map(name, spec, (samples,))
-    return Scores(given.tracer, given.node, (SCORE,))
 
 
 @operation

@@ -42,6 +42,7 @@ __all__ = [
     "ROW_PREFIX",
     "UNITS",
     "CosineLength",
+    "FirstWins",
     "Gives",
     "MapSpec",
     "OwnMap",
@@ -52,6 +53,7 @@ __all__ = [
     "StopProperly",
     "UserMap",
     "WeightedSum",
+    "WinRate",
     "split_key",
 ]
 
@@ -169,6 +171,49 @@ class Parse(MapSpec):
             return
         if pattern.search("") is not None:
             yield "regex", self.regex, "an expression that does not match the empty text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstWins(MapSpec):
+    """1 for the verdict 1 (the first response of a pair wins), 0 for 2, 1/2 for others: ties."""
+
+    kind: ClassVar[str] = "first_wins"
+    _per_sample: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WinRate(MapSpec):
+    """The share of comparisons that a sample wins against others of its group.
+
+    Attributes:
+        opponents: For each score that the map reads, comma-separated: how many places further in
+            the group the second sample of a pair is.
+    """
+
+    kind: ClassVar[str] = "win_rate"
+
+    opponents: str
+
+    @classmethod
+    def of(cls, opponents: Iterable[int]) -> Self:
+        """Returns the rate of these comparisons."""
+        return cls(opponents=format_list([str(number) for number in opponents]))
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The opponents as numbers."""
+        return tuple(int(number) for number in list_of(self.opponents))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The keys `score`, `score_2`, ..., one for each opponent."""
+        return tuple(_key("score", place) for place in range(len(list_of(self.opponents))))
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields opponents that are no numbers from 1 up."""
+        numbers = list_of(self.opponents)
+        if not numbers or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+            yield "opponents", self.opponents, "whole numbers from 1 up, comma-separated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

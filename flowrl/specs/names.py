@@ -30,7 +30,7 @@ __all__ = [
 
 MODULES: Mapping[str, str] = {
     "flowrl": "fl",
-    **{f"flowrl.specs.{name}": f"fl.{name}" for name in ("loss", "kl", "grammar")},
+    **{f"flowrl.specs.{name}": f"fl.{name}" for name in ("loss", "kl", "grammar", "cut")},
     **{
         f"flowrl.program.{name}": f"fl.{name}"
         for name in ("advantage", "filter", "select", "shaping")

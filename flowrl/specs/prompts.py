@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flowrl.specs.base import Spec, Wrong
+from flowrl.specs.base import Count, Spec, Wrong, option
 
 __all__ = ["PromptTemplate", "PromptsSpec"]
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
-_NAMES = "{prompt}, {response}, {answer} or {row.FIELD}; {{ and }} for braces"
+_OF_SAMPLES = ("prompt", "response", "opponent")
+
+_NAMES = "{prompt}, {response}, {opponent}, {answer} or {row.FIELD}; {{ and }} for braces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class PromptTemplate(PromptsSpec):
 
     - `{prompt}`, at the beginning: the tokens that the sample answers, special tokens included.
     - `{response}`: the sample's tokens without the stop token that ended it.
+    - `{opponent}`: those of the sample `opponent` places further in its group, the first one
+      following the last.
     - `{answer}` and `{row.FIELD}`: texts of the data row.
 
     Text between tokens is encoded by itself, so that no token of the sample changes.
@@ -37,6 +41,7 @@ class PromptTemplate(PromptsSpec):
     kind: ClassVar[str] = "template"
 
     text: str
+    opponent: Count | None = option(None)
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -66,17 +71,20 @@ class PromptTemplate(PromptsSpec):
     @property
     def reads_rows(self) -> bool:
         """True if it has texts of the data row."""
-        return any(name not in ("prompt", "response") for name in self.names)
+        return any(name not in _OF_SAMPLES for name in self.names)
 
     def conflicts(self) -> Iterator[Wrong]:
         """Yields a text that is no template, or whose prompts would not depend on the sample."""
         for name in self.names:
-            known = name in ("prompt", "response", "answer")
+            known = name in (*_OF_SAMPLES, "answer")
             if not known and not re.fullmatch(r"row\.\S.*", name):
                 yield "text", self.text, f"a template with {_NAMES}"
                 return
         if "response" not in self.names:
             yield "text", self.text, "a template with the {response} of each sample"
+        elif ("opponent" in self.names) != (self.opponent is not None):
+            what = "with" if self.opponent is not None else "without opponent= also without"
+            yield "text", self.text, f"a template {what} the {{opponent}} of each sample"
         elif "prompt" in self.names[1 if self.begins_with_prompt else 0 :]:
             yield (
                 "text",

@@ -19,6 +19,7 @@ from flowrl.specs.advantage import OwnAdvantage
 from flowrl.specs.filters import Parsed
 from flowrl.specs.maps import (
     CosineLength,
+    FirstWins,
     Parse,
     Repetition,
     ShapingSpec,
@@ -26,6 +27,7 @@ from flowrl.specs.maps import (
     StopProperly,
     UserMap,
     WeightedSum,
+    WinRate,
     split_key,
 )
 from tests.algo import own_functions as own
@@ -66,6 +68,8 @@ def scores(spec: MapSpec, batch: MapBatch) -> list[float]:
         Repetition(ngram=1),
         Parse(regex='("\\d",\n)', otherwise=0),
         Parse(regex="x"),
+        FirstWins(),
+        WinRate.of([1, 3]),
         own.brief.spec(scale=0.5),
         own.compared.spec(),
     ],
@@ -275,3 +279,27 @@ def test_a_search_that_would_not_end_is_given_up_with_a_warning(
     assert found["score"].tolist() == [0.5, 4.0]
     assert found["parsed"].tolist() == [False, True]
     assert "1 of 2 responses" in caplog.text
+
+
+def test_a_verdict_is_1_or_2_and_every_other_number_is_a_tie() -> None:
+    assert scores(FirstWins(), batch_of(score=[1.0, 2.0, 1.5])) == [1.0, 0.0, 0.5]
+
+
+def test_a_win_rate_counts_each_comparison_for_both_samples() -> None:
+    # Two groups: of a, b and c in a ring a beats b, b and c tie, c loses to a; and of two samples.
+    batch = MapBatch(
+        fields={
+            "score": np.array([1.0, 0.5, 0.0, 1.0, 1.0]),
+            "score_2": np.array([1.0, 0.0, 0.5, 0.5, 0.5]),
+        },
+        groups=np.array([0, 0, 0, 1, 1]),
+        offsets=np.arange(6),
+        lengths=np.ones(5, np.int64),
+        truncated=np.zeros(5, np.bool_),
+    )
+    ring = resolve_map(WinRate.of([1]))(batch)["score"]
+    # The judge of the second group prefers whoever comes first, which shifts no score.
+    assert ring.tolist() == [1.0, 0.25, 0.25, 0.5, 0.5]
+    both = resolve_map(WinRate.of([1, 2]))(batch)["score"]
+    # The second set: a beats c, b loses to a, c and b tie.
+    assert both.tolist() == [1.0, 0.25, 0.25, 0.5, 0.5]

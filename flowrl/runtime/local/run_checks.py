@@ -18,6 +18,7 @@ from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, 
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
 from flowrl.runtime.setup.evaluation import held_out_score
 from flowrl.runtime.setup.rollouts import settings_of, train_key
+from flowrl.specs.prompts import PromptTemplate
 
 __all__ = ["require_here", "require_runnable"]
 
@@ -39,6 +40,7 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
         _require_no_trees(stage)
+        _require_templates_of_one_sample(stage)
         _require_schedulable(config, stage)
         _require_refillable(config, stage)
         _require_scores_of_rollouts(stage)
@@ -56,6 +58,17 @@ def _require_no_trees(stage: CompiledStage) -> None:
             where=_line(node),
             hint="`flowrl graph` and `flowrl plan` take it",
         )
+
+
+def _require_templates_of_one_sample(stage: CompiledStage) -> None:
+    for node in stage.graph.of_op(Op.PROMPTS_OF):
+        spec = node.attr("spec")
+        if not isinstance(spec, PromptTemplate) or spec.opponent is not None:
+            raise ConfigError(
+                f"{node.id} makes prompts by {spec}, which this executor does not run yet",
+                where=_line(node),
+                hint="`flowrl graph` and `flowrl plan` take it",
+            )
 
 
 def _require_terms(config: RunConfig, stage: CompiledStage) -> None:

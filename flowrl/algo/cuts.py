@@ -1,0 +1,41 @@
+"""Cuts of responses, from which other samples continue. numpy only."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.specs.cut import CutAt, CutLeastLikely, CutShare, CutSpec
+
+__all__ = ["prefix_length"]
+
+
+def prefix_length(spec: CutSpec, logprobs: npt.NDArray[np.float32]) -> int:
+    """Returns how many tokens of a response stand before its cut: at most R - 1.
+
+    - `at`: min(tokens, R - 1).
+    - `share`: min(floor(share R), R - 1).
+    - `least_likely`: the position of the token with the `rank`-th smallest logprob, the first one
+      among equals; of a response with fewer tokens that of its most likely one. TreeRL (Hou et al.,
+      2025, arXiv 2506.11902) branches where tokens are the most uncertain.
+
+    Args:
+        spec: The cut.
+        logprobs: float32 `[R]`, of the sampled tokens.
+    """
+    num_tokens = len(logprobs)
+    if num_tokens == 0:
+        return 0
+    match spec:
+        case CutAt():
+            length = spec.tokens
+        case CutShare():
+            length = math.floor(spec.share * num_tokens)
+        case CutLeastLikely():
+            order = np.argsort(logprobs, kind="stable")
+            return int(order[min(spec.rank, num_tokens) - 1])
+        case _:
+            raise AssertionError(spec)
+    return min(length, num_tokens - 1)
