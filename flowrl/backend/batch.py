@@ -19,7 +19,7 @@ token, would change with the weights within a step, and would differ from the en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,12 +124,42 @@ class SequenceBatch:
             **_picked(self, _PER_TOKEN, places),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[SequenceBatch], groups: Sequence[Ints]) -> SequenceBatch:
+        """Samples of several batches, one behind the other, which `select` is to put in order.
 
-_PER_TOKEN = ("turn", "token_reward", "state")
-"""Optional arrays of `SequenceBatch`."""
+        Args:
+            parts: The batches, of which no logprobs repeat a sampler.
+            groups: The groups that the samples of each part have in the joined batch.
+        """
+        starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        ends = [part.offsets[1:] + start for part, start in zip(parts, starts, strict=False)]
+        optional: dict[str, Any] = {}
+        for name, absent in _PER_TOKEN.items():
+            if any(getattr(part, name) is not None for part in parts):
+                optional[name] = np.concatenate(
+                    [
+                        np.full_like(part.tokens, absent, np.asarray(absent).dtype)
+                        if (values := getattr(part, name)) is None
+                        else values
+                        for part in parts
+                    ]
+                )
+        return cls(
+            samples=tuple(sample for part in parts for sample in part.samples),
+            tokens=np.concatenate([part.tokens for part in parts]),
+            offsets=np.concatenate([[0], *ends]).astype(np.int64),
+            response_mask=np.concatenate([part.response_mask for part in parts]),
+            groups=np.concatenate(groups),
+            **optional,
+        )
 
 
-def _picked(batch: object, names: Sequence[str], places: Ints) -> dict[str, Any]:
+_PER_TOKEN = {"turn": np.int64(-1), "token_reward": np.float32(0), "state": np.int64(-1)}
+"""Optional arrays of `SequenceBatch`, and their values at tokens of no turn."""
+
+
+def _picked(batch: object, names: Iterable[str], places: Ints) -> dict[str, Any]:
     """The arrays of those names that the batch has, at `places`."""
     found = {name: getattr(batch, name) for name in names}
     return {name: values[places] for name, values in found.items() if values is not None}

@@ -46,6 +46,11 @@ def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:
                 return _drawn(players[0], group_size) if players else group_size
             case Op.SOURCE:
                 return 2 if node.attr("data") == "pairs" else 1
+            case Op.PAIR:
+                reads = graph.in_edges(node.id)
+                return 2 * max(
+                    samples_per_prompt(graph, graph.node(edge.src), group_size) for edge in reads
+                )
             case _:
                 edge = next((e for e in graph.in_edges(node.id) if not e.carried), None)
                 if edge is None:

@@ -22,9 +22,9 @@ from flowrl.graph.ir import (
     node_error,
     per,
 )
-from flowrl.graph.sample_sets import sampling_node
+from flowrl.graph.sample_sets import sampling_node, sampling_nodes
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
-from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec
+from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec, Sampling
 from flowrl.specs.filters import Parsed
 from flowrl.specs.maps import Parse, split_key
 
@@ -91,6 +91,35 @@ def _check_interact(graph: Graph, node: Node) -> Iterator[GraphError]:
             if len(players) > 1
             else None,
         )
+
+
+# Sets that are joined.
+
+
+def _check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """Checks that logprobs of all samples of a set are computed in one way."""
+    samplers = [g for g in sampling_nodes(graph, node) if g is not None]
+    drawn = [(g, s) for g in samplers if isinstance(s := g.attr("sampling"), Sampling)]
+    if graph.level is Level.TRACED or not drawn:
+        return
+    # Logprobs of a greedy rollout are those at temperature 1.
+    temperatures = {s.temperature or 1.0 for _, s in drawn}
+    if len(temperatures) > 1:
+        yield node_error(
+            node,
+            f"{node.id} joins samples of several temperatures, and a model reads a set at one",
+            found=", ".join(f"{g.id} at {s.temperature:g}" for g, s in drawn),
+            hint="generate them at one temperature, or update with each set by itself",
+        )
+    for generate, sampling in drawn:
+        if sampling.logprobs == "sampler":
+            yield node_error(
+                node,
+                f"{node.id} joins the samples of {generate.id}, whose logprobs repeat the "
+                "truncation of its sampling, with others",
+                hint="generate without top_p, top_k, min_p and penalties, or set "
+                "train.truncated=ignore",
+            )
 
 
 # Advantages.
@@ -428,7 +457,10 @@ _LOSS_FIELDS: Mapping[str, tuple[Field, str]] = {
         ROLLOUT_LOGPROBS,
         "pass a rollout that a role generated, or loss=fl.loss.cross_entropy()",
     ),
-    "preferred": (PREFERRED, "pass pairs: fl.Pairs, or what fl.select.best_and_worst returned"),
+    "preferred": (
+        PREFERRED,
+        "pass pairs: fl.Pairs, or what fl.select.best_and_worst or fl.pair returned",
+    ),
 }
 """For a field that a loss reads: the field of the rollout that it is, and a suggestion."""
 
@@ -517,6 +549,7 @@ def _check_extra(graph: Graph, node: Node, loss: LossSpec) -> Iterator[GraphErro
 _RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
     Op.GENERATE: _check_generate,
     Op.INTERACT: _check_interact,
+    Op.PAIR: _check_join,
     Op.ADVANTAGE: _check_advantage,
     Op.MAP: _check_map,
     Op.LOG: _check_log,

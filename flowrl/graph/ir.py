@@ -64,6 +64,7 @@ class Op(StrEnum):
     ADVANTAGE = "advantage"
     FILTER = "filter"
     SELECT = "select"
+    PAIR = "pair"
     UPDATE = "update"
     SYNC = "sync"
     LOG = "log"

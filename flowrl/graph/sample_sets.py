@@ -1,9 +1,10 @@
 """Sets of samples: the samples to which each node refers, and those that may meet at one node.
 
-A filter and a selection make a smaller set of another. Arguments of one node refer to the same
-set, but for two: a baseline has one score a prompt, and a map may compare what two policies made of
-the same prompts. Between samples and those that were made of them, values go through `parent` and
-`mean_of_children` (`flowrl.graph.sample_trees`).
+A filter and a selection make a smaller set of another, and `fl.pair` makes one of two. Arguments of
+one node refer to the same set, but for these: the two sets of pairs answer the same prompts, a
+baseline has one score a prompt, and a map may compare what two policies made of the same prompts.
+Between samples and those that were made of them, values go through `parent` and `mean_of_children`
+(`flowrl.graph.sample_trees`).
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.ids import NodeId
 from flowrl.specs import FilterSpec, SelectSpec
+from flowrl.specs.filters import Threshold
 
 __all__ = [
+    "JOINS",
     "SUBSETS",
     "answered_prompts",
     "check_sample_sets",
     "origin_of",
     "results",
+    "sample_edges",
     "sample_sets",
     "sampling_node",
+    "sampling_nodes",
 ]
 
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 SUBSETS = (Op.FILTER, Op.SELECT)
 """Operations that make a smaller set of another one."""
-_MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS)
+JOINS = (Op.PAIR,)
+"""Operations that make a set of samples of several other sets."""
+_MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS, *JOINS)
 _IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, *SUBSETS)
 _BETWEEN_SETS = (Op.SYNC, Op.PARENT, Op.MEAN_OF_CHILDREN)
 """Operations whose arguments are of different samples; `flowrl.graph.sample_trees` checks them."""
@@ -65,13 +72,28 @@ def results(graph: Graph) -> tuple[Node, ...]:
     )
 
 
+def sample_edges(graph: Graph, node: Node) -> tuple[Edge, ...]:
+    """Returns the edges by which a node reads samples: of one set, or of those that it joins."""
+    names = node.inputs if node.op in JOINS else ("rollout",)
+    return tuple(edge for name in names if (edge := graph.feeding(node.id, name)) is not None)
+
+
+def sampling_nodes(graph: Graph, node: Node) -> tuple[Node | None, ...]:
+    """Returns the `generate` nodes of the samples that a node reads; None for those of data."""
+    found: list[Node | None] = []
+    for edge in sample_edges(graph, node):
+        source = graph.node(edge.src)
+        if source.op in _ROLLOUTS:
+            found.append(graph.generator_of(source))
+        else:
+            found += sampling_nodes(graph, source)
+    return tuple(dict.fromkeys(found)) if found or node.op is not Op.SOURCE else (None,)
+
+
 def sampling_node(graph: Graph, node: Node) -> Node | None:
-    """Returns the `generate` node of the samples that a node reads; None if no role made them."""
-    while (edge := graph.feeding(node.id, "rollout")) is not None:
-        node = graph.node(edge.src)
-        if node.op in _ROLLOUTS:
-            return graph.generator_of(node)
-    return None
+    """Returns the `generate` node of all samples that a node reads; None if there is none such."""
+    found = sampling_nodes(graph, node)
+    return found[0] if len(found) == 1 else None
 
 
 def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
@@ -85,6 +107,8 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
                 continue  # of a model, whatever samples it was updated on
             if edge.argument == "baseline":
                 yield from _check_baseline(graph, node, edges[0], edge, made)
+            elif node.op is Op.PAIR:
+                yield from _check_pair(graph, node, first, other)
             elif first == other:
                 continue
             elif node.op is Op.MAP and _are_side_by_side(graph, first, other):
@@ -161,6 +185,45 @@ def _check_baseline(
         )
 
 
+# Pairs.
+
+
+def _check_pair(graph: Graph, node: Node, preferred: Node, other: Node) -> Iterator[GraphError]:
+    """Checks that two sets answer the same prompts, with counterparts in their groups."""
+    prompts = [answered_prompts(graph, maker) for maker in (preferred, other)]
+    sizes = [_sure_size(graph, maker) for maker in (preferred, other)]
+    whole = [size for size in sizes if isinstance(size, int)]
+    if preferred == other:
+        yield node_error(
+            node,
+            f"{node.id} gets '{preferred.id}' as its preferred samples and as the others",
+            hint="pairs of one rollout are fl.select.best_and_worst(rollout, scores)",
+        )
+    elif None in prompts or prompts[0] != prompts[1]:
+        yield node_error(
+            node,
+            f"{node.id} compares samples of the same prompts, but '{preferred.id}' and "
+            f"'{other.id}' answer others",
+            found=" and ".join(str(name or "data of its own") for name in prompts),
+            hint="generate both from the same prompts; solutions of these prompts are "
+            "fl.Examples.of(prompts)",
+        )
+    elif len(whole) == 2 and 1 not in whole and whole[0] != whole[1]:
+        yield node_error(
+            node,
+            f"{node.id} pairs sample k of a prompt with sample k of the other set, but these have "
+            f"{whole[0]} and {whole[1]} samples a prompt",
+            expected="as many of both, or one of either, which is paired with each of the other",
+            hint="give both generate calls the same n, or one of them n=1",
+        )
+
+
+def _sure_size(graph: Graph, maker: Node) -> object:
+    """Returns the samples of a set for each prompt that has any; None if it is not known yet."""
+    maker = origin_of(graph, maker, (Op.FILTER,))
+    return None if isinstance(maker.attr("spec"), Threshold) else _group_size(graph, maker)
+
+
 # Two rollouts side by side.
 
 
@@ -198,5 +261,7 @@ def _group_size(graph: Graph, maker: Node) -> object:
     """Returns the samples of a set for each prompt; None if the config decides it."""
     if maker.op is Op.SELECT:
         return getattr(maker.attr("spec"), "k", 2)
+    if maker.op is Op.SOURCE:
+        return 1 if maker.attr("data") == "examples" else 2
     generator = graph.generator_of(maker)
     return None if generator is None else generator.attr("n")

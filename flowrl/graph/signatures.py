@@ -225,6 +225,8 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
     {
         Op.SOURCE: Signature(
             has_role=False,
+            # The rows of these prompts in place of rows that are taken for itself.
+            arguments=(Argument(name="prompts", fields=(PROMPT,), required=False),),
             attrs=(AttrRule(name="data", types=(str,), filled=Level.TRACED),),
         ),
         Op.GENERATE: Signature(
@@ -301,6 +303,13 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             has_role=False,
             arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
             attrs=(AttrRule(name="spec", types=(SelectSpec,), filled=Level.TRACED),),
+        ),
+        Op.PAIR: Signature(
+            has_role=False,
+            arguments=tuple(
+                Argument(name=name, fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,))
+                for name in ("preferred", "other")
+            ),
         ),
         Op.MAP: Signature(
             has_role=False,

@@ -292,7 +292,8 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
         expected = map_outputs(spec)
     if expected is None:
         read = [name for edge in graph.in_edges(node.id) for name in edge.fields]
-        read += [PREFERRED.name] if getattr(spec, "pairs", False) else []
+        if node.op is Op.PAIR or getattr(spec, "pairs", False):
+            read.append(PREFERRED.name)
         for field in node.outputs:
             if field.name not in read:
                 yield node_error(

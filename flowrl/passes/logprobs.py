@@ -13,7 +13,7 @@ from itertools import takewhile
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
 from flowrl.graph.ir import called, node_error
-from flowrl.graph.sample_sets import sampling_node
+from flowrl.graph.sample_sets import sampling_node, sampling_nodes
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.ids import NodeId
 from flowrl.passes.context import Context, Decision
@@ -209,8 +209,9 @@ def bind_behaviour_logprobs(graph: Graph, context: Context) -> Graph:
         if not isinstance(loss, LossSpec):
             continue
         generate = sampling_node(graph, node)
-        if generate is not None:
-            _check_staleness(graph, node, loss, generate, context)
+        for sampler in sampling_nodes(graph, node):
+            if sampler is not None:
+                _check_staleness(graph, node, loss, sampler, context)
         reads = "behaviour_logprobs" in loss.needs
         measures = (
             generate is not None and generate.role == node.role and loss.predicts == "logprobs"

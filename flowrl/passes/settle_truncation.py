@@ -14,7 +14,7 @@ from typing import Literal
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
-from flowrl.graph.sample_sets import sampling_node
+from flowrl.graph.sample_sets import sampling_nodes
 from flowrl.passes.context import Context
 from flowrl.specs import Grammar, LossSpec, Sampling
 from flowrl.specs.base import format_scalar
@@ -121,8 +121,7 @@ def _is_policy_gradient(update: Node) -> bool:
 
 
 def _reads(graph: Graph, node: Node, generate: Node) -> bool:
-    source = sampling_node(graph, node)
-    return source is not None and source.id == generate.id
+    return generate in sampling_nodes(graph, node)
 
 
 def _refused(generate: Node, update: Node, changed: dict[str, str], context: Context) -> GraphError:

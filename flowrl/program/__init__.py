@@ -5,11 +5,9 @@ from flowrl.program.children import mean_of_children, parent, prompts_of
 from flowrl.program.formulas import log, map_of, weighted_sum
 from flowrl.program.handles import (
     Advantages,
-    Examples,
     Handle,
     Logprobs,
     Mapped,
-    Pairs,
     Prompts,
     Returns,
     Rollout,
@@ -21,6 +19,7 @@ from flowrl.program.judging import parse, win_rate
 from flowrl.program.policy import Policy, interact
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
+from flowrl.program.sets import Examples, Pairs, pair
 from flowrl.program.tracer import is_eager
 from flowrl.program.workflow import Workflow, workflow
 
@@ -53,6 +52,7 @@ __all__ = [
     "log",
     "map_of",
     "mean_of_children",
+    "pair",
     "parent",
     "parse",
     "prompts_of",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Field
-from flowrl.graph.signatures import PREFERRED, PROMPT, RESPONSE_MASK, TOKENS
+from flowrl.graph.signatures import PROMPT
 from flowrl.ids import NodeId
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advantages",
-    "Examples",
     "Handle",
     "Logprobs",
     "Mapped",
     "Numbers",
-    "Pairs",
     "Prompts",
     "Returns",
     "Rollout",
@@ -322,29 +320,6 @@ class Rollout(Samples):
     __slots__ = ()
     kind = "the rollout"
     comes_from = "rollouts come from actor.generate(prompts)"
-
-
-class Examples(Samples):
-    """Prompts with solutions, as samples whose response is the solution: supervised stages."""
-
-    __slots__ = ()
-    kind = "the examples"
-    data: ClassVar[str] = "examples"
-    produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK)
-
-
-class Pairs(Samples):
-    """Two answers to each prompt, the preferred one first: preference learning, reward models."""
-
-    __slots__ = ()
-    kind = "the pairs"
-    comes_from = "pairs are a parameter of the workflow, or come from fl.select.best_and_worst"
-    _one_thing = (
-        "write pairs = ...; the preferred sample of each pair and the other one stay together: "
-        "reference.logprobs(pairs), actor.update(pairs, reference=..., loss=fl.loss.dpo(0.1))"
-    )
-    data: ClassVar[str] = "pairs"
-    produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK, PREFERRED)
 
 
 class Numbers(Handle):

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.ir import SourceRef
 from flowrl.ids import RoleName
-from flowrl.program.handles import Examples, Handle, Pairs, Prompts
+from flowrl.program.handles import Handle, Prompts
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
+from flowrl.program.sets import Examples, Pairs
 from flowrl.specs import Scalar
 from flowrl.specs.names import kind_called, missing_name
 from flowrl.wording import listing, one_of_them

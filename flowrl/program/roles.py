@@ -19,7 +19,7 @@ from flowrl.errors import TraceError
 from flowrl.graph.ir import Op
 from flowrl.graph.signatures import SIGNATURES, WEIGHTS
 from flowrl.ids import NodeId, RoleName
-from flowrl.program.handles import Handle, Mapped, Pairs, Returns, Samples, Scores, Values
+from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, Values
 from flowrl.program.operation import (
     check_spec,
     current_tracer,
@@ -27,6 +27,7 @@ from flowrl.program.operation import (
     reads_of,
     refuse_argument,
 )
+from flowrl.program.sets import Pairs
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import KL, LossSpec

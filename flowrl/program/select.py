@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from flowrl.graph.ir import Op
 from flowrl.graph.signatures import PREFERRED
 from flowrl.program.formulas import add_subset
-from flowrl.program.handles import Pairs, Rollout, Scores
+from flowrl.program.handles import Rollout, Scores
 from flowrl.program.judging import add_parse
 from flowrl.program.operation import operation
+from flowrl.program.sets import Pairs
 from flowrl.specs.filters import BestAndWorst, Parsed, RandomK, Threshold, Top
 from flowrl.specs.names import raise_missing
 

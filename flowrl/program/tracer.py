@@ -247,7 +247,12 @@ class Tracer:
 
     def _refuse_unused(self, results: Collection[NodeId]) -> None:
         # Within a region all read each other, which is no use of what the region makes.
-        read = {e.src for e in self._edges if self._nodes[e.dst].region is None}
+        regions = {node.id: node.region for node in self.nodes}
+        read = {
+            edge.src
+            for edge in self._edges
+            if regions[edge.dst] is None or regions[edge.src] != regions[edge.dst]
+        }
         asked = {node.role for node in self.nodes if node.op is not Op.SYNC}
         for node in self.nodes:
             inside = node.region is not None and node.op is not Op.INTERACT
@@ -261,20 +266,19 @@ class Tracer:
                 )
             if node.op in _SINKS or node.id in read or node.id in results or inside:
                 continue
-            if node.op is Op.SOURCE and not any(e.src == node.id for e in self._edges):
+            if node.op is Op.SOURCE and not node.inputs:
                 raise TraceError(
                     f"workflow '{self.name}' does not use its parameter '{node.id}'",
                     where=str(node.source),
                     hint="pass it to actor.generate or actor.update, or remove it",
                 )
-            if node.op is not Op.SOURCE:
-                raise TraceError(
-                    f"nothing uses what {node.id} makes",
-                    where=str(node.source),
-                    found=", ".join(field.name for field in node.outputs),
-                    hint="pass it to another operation, or remove the call "
-                    "(inside `if kl:` where only some settings need it)",
-                )
+            raise TraceError(
+                f"nothing uses what {node.id} makes",
+                where=str(node.source),
+                found=", ".join(field.name for field in node.outputs),
+                hint="pass it to another operation, or remove the call "
+                "(inside `if kl:` where only some settings need it)",
+            )
 
 
 @contextmanager

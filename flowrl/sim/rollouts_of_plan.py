@@ -10,6 +10,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.graph.sample_sets import JOINS
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
@@ -69,14 +70,21 @@ def player_of(graph: Graph, node: Node) -> Node:
 
 
 def origins_of(graph: Graph) -> Mapping[str, str]:
-    """For each node that speaks of samples, the rollout or the source that they come from."""
+    """For each node that speaks of samples, the rollout or the source that they come from.
+
+    Sets that are joined are taken to be of the first rollout among them, as long as its samples.
+    """
     made = sample_sets(graph)
     found: dict[str, str] = {}
     for node in graph.nodes:
         maker = made[node.id]
         reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
-        narrows = node.op in (Op.FILTER, Op.SELECT)
-        found[node.id] = found[reads[0]] if narrows else found.get(maker, maker)
+        if node.op in (Op.FILTER, Op.SELECT, *JOINS):
+            origins = [found[source] for source in reads]
+            drawn = [name for name in origins if graph.node(name).op is not Op.SOURCE]
+            found[node.id] = (drawn or origins)[0]
+        else:
+            found[node.id] = found.get(maker, maker)
     return found
 
 

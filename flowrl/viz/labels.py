@@ -151,7 +151,8 @@ def region_title(region: str, nodes: tuple[Node, ...]) -> str:
 def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     """Returns the attributes of a node, in a few words each."""
     if node.op is Op.SOURCE:
-        return (f"a step's {node.attr('data')}", *_place_notes(node))
+        data = node.attr("data")
+        return (f"{data} of their rows" if node.inputs else f"a step's {data}", *_place_notes(node))
     if node.op is Op.SYNC:
         return (*_sync_notes(graph, node), *_place_notes(node))
     notes: list[str] = []

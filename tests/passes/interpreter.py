@@ -105,6 +105,8 @@ def _run(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) ->
     match node.op:
         case Op.SOURCE:
             return _source(str(node.attr("data")), world.step)
+        case Op.PAIR:
+            return _pair(given["preferred"], given["other"])
         case Op.GENERATE:
             return _generate(node, given["prompts"]["prompt"], given, world)
         case Op.SCORE if node.attr("by") == "model":
@@ -243,6 +245,22 @@ def _select(node: Node, rollout: Fields, scores: Array) -> Fields:
     if spec.pairs:
         kept["preferred"] = np.tile([1.0, 0.0], len(rows) // 2)
     return kept
+
+
+def _pair(preferred: Fields, other: Fields) -> Fields:
+    rows: list[tuple[int, int]] = []
+    for group in np.unique(preferred[GROUP]):
+        mine, theirs = (np.flatnonzero(side[GROUP] == group) for side in (preferred, other))
+        size = max(len(mine), len(theirs)) if 1 in (len(mine), len(theirs)) else len(mine)
+        rows += [(mine[k % len(mine)], theirs[k % len(theirs)]) for k in range(size) if len(theirs)]
+    both, sides = [name for name in preferred if name in other], (preferred, other)
+    pairs = {
+        name: np.array(
+            [side[name][row] for pair in rows for side, row in zip(sides, pair, strict=True)]
+        )
+        for name in both
+    }
+    return {**pairs, "preferred": np.tile([1.0, 0.0], len(rows))}
 
 
 def _map(node: Node, given: Mapping[str, Fields]) -> Fields:

@@ -76,7 +76,7 @@ on_rollouts = st.builds(
     n=st.sampled_from([None, 2, 5]),
     temperature=st.sampled_from([None, 0.5]),
     sampling=st.sampled_from([None, None, Sampling(top_p=0.5, max_tokens=3)]),
-    subset=st.sampled_from([None, "filter", "top", "threshold", "pairs"]),
+    subset=st.sampled_from([None, "filter", "top", "threshold", "pairs", "solutions"]),
     judged=st.sampled_from(
         [
             "rewards",
@@ -169,6 +169,10 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
         fl.log(_name("score", handles), scores)
     if lesson.subset == "pairs":
         return [_by_preference(learner, fl.select.best_and_worst(rollout, scores), handles)]
+    if lesson.subset == "solutions":
+        fl.log(_name("seen", handles), scores)  # an output that nothing uses is refused
+        solutions = fl.Examples.of(handles["prompts"])
+        return [_by_preference(learner, fl.pair(preferred=solutions, other=rollout), handles)]
     if lesson.subset == "filter":
         rollout, scores = fl.filter.zero_variance(rollout, scores)
     elif lesson.subset == "top":

@@ -62,7 +62,9 @@ def test_a_loss_of_pairs_on_a_rollout_is_told_before_scores_that_nothing_uses():
     error = refusal(program)
     assert isinstance(error, GraphError)
     assert "update(loss=dpo) needs 'preferred' per sample" in error.what
-    assert error.hint == "pass pairs: fl.Pairs, or what fl.select.best_and_worst returned"
+    assert (
+        error.hint == "pass pairs: fl.Pairs, or what fl.select.best_and_worst or fl.pair returned"
+    )
 
 
 def test_what_an_update_lacks_is_told_before_logprobs_that_nothing_uses():

@@ -118,6 +118,15 @@ def own_preferences(
 
 
 @fl.workflow
+def preferred_solutions(prompts: fl.Prompts, *, actor: fl.Policy, reference: fl.Policy) -> None:
+    """DPO on the solutions of the rows and the policy's own answers to them."""
+    rollout = actor.generate(prompts)
+    pairs = fl.pair(preferred=fl.Examples.of(prompts), other=rollout)
+    actor.update(pairs, reference=reference.logprobs(pairs), loss=fl.loss.dpo(0.1))
+    reference.sync(actor, every=2)
+
+
+@fl.workflow
 def greedy_baseline(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """ReMax: two rollouts of one policy."""
     rollout = actor.generate(prompts)
@@ -237,6 +246,7 @@ CONFIGS: Mapping[str, Any] = {
             "reward_modelling",
             "preferences",
             "own_preferences",
+            "preferred_solutions",
             "greedy_baseline",
             "two_rewards",
             "old_policy",

@@ -27,8 +27,8 @@ from flowrl.ids import EngineId, GroupId
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import RolloutPart
-from flowrl.runtime.driver.payloads import receive_rollout
-from flowrl.runtime.driver.sources import Source
+from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
+from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import OpenRollout, Stage, delivered_groups
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
@@ -59,6 +59,7 @@ class AsynchronousStage(Stage):
         *,
         program: BatchProgram,
         sources: Sequence[Source],
+        row_samples: Sequence[RowSamples],
         rollout: OpenRollout,
         failures: FailureBudget,
         report: StepReport,
@@ -81,6 +82,7 @@ class AsynchronousStage(Stage):
         super().__init__(
             program=program,
             sources=sources,
+            row_samples=row_samples,
             rollouts=[rollout],
             failures=failures,
             report=report,
@@ -101,7 +103,7 @@ class AsynchronousStage(Stage):
             self._is_ready = True
         started = time.monotonic()
         others = [node for node in self._sources if node != self._part.source]
-        step, _ = self._begin(number, others)
+        step, items = StepBatch(number=number), self._take(others)
         collected = self._collect(number)
         waited_s = time.monotonic() - started
         generated = GeneratedRollout(
@@ -112,6 +114,7 @@ class AsynchronousStage(Stage):
         )
         ages = checked_ages(collected, self._driver.scheduler.settings.max_staleness)
         receive_rollout(self._program.parts, self._part, step, delivered_groups(generated))
+        self._give_rows(step, items, [generated])
         self._has_published = False
         self._program.run(step)
         if not self._has_published:

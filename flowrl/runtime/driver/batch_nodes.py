@@ -34,6 +34,7 @@ from flowrl.specs.maps import OwnMap, split_key
 
 __all__ = [
     "DISTRIBUTIONS",
+    "OF_SEQUENCES",
     "SQUARES",
     "NodeInputs",
     "reads_distributions",
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 
-_OF_SEQUENCES = ("tokens", "response_mask", "turn", "token_reward", "state")
+OF_SEQUENCES = ("tokens", "response_mask", "turn", "token_reward", "state")
 """Fields that a set's sequences hold, whichever node passed them on."""
 
 
@@ -87,7 +88,7 @@ class NodeInputs:
     def read(self, source: NodeId, field: str) -> Array:
         """Returns a node's field as an array of that node's set."""
         found = self._step.values.get((source, field))
-        if found is None and field in _OF_SEQUENCES:
+        if found is None and field in OF_SEQUENCES:
             sequences = self._step.sets[self._parts.made[source]].sequences
             found = getattr(sequences, field)
         if found is None:

@@ -22,6 +22,7 @@ from flowrl.backend.batch import Floats, Sampler, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
+from flowrl.graph.sample_sets import JOINS
 from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
@@ -38,6 +39,7 @@ from flowrl.runtime.driver.batch_nodes import (
 )
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
+from flowrl.runtime.driver.joins import make_pairs
 from flowrl.runtime.driver.payloads import StepBatch, scores_by
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
@@ -109,7 +111,7 @@ class BatchProgram:
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
         self._squared = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_squares(graph, n)}
         for node in parts.batch:
-            if node.op not in _HANDLERS and node.op is not Op.SYNC:
+            if node.op not in (*_HANDLERS, *JOINS, Op.SYNC):
                 raise PlanError(
                     f"the local executor cannot run {node.op!r}",
                     where=str(node.source or node.id),
@@ -129,6 +131,10 @@ class BatchProgram:
 
     def run_node(self, node: Node, step: StepBatch) -> None:
         """Runs one node, whose inputs the step holds; without a sample it is skipped."""
+        if node.op in JOINS:
+            if not make_pairs(self.parts, node, step):
+                step.skipped.append(node.id)
+            return
         samples = step.sets.get(self._reads_set(node))
         if not samples and node.op is not Op.SYNC:
             step.skipped.append(node.id)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op, results, sample_sets
+from flowrl.graph.sample_sets import JOINS, sample_edges
 from flowrl.graph.streaming import is_rule_score, streaming_nodes
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import LossSpec
@@ -84,8 +85,10 @@ class GraphParts:
         self._by_id = {node.id: node for node in graph.nodes}
         self._streaming = streaming_nodes(graph)
         self._origins: dict[NodeId, NodeId] = {}
+        self._roots: dict[NodeId, frozenset[NodeId]] = {}
         for node in graph.nodes:
             self._origins[node.id] = self._origin_of(node)
+            self._roots[node.id] = self._roots_of(node)
         filters = [n for n in graph.of_op(Op.FILTER) if n.id in self._streaming]
         judged = self._maps_before(filters)
         read = self._sets_read(filters, judged)
@@ -104,8 +107,12 @@ class GraphParts:
         return node in self._streaming
 
     def origin(self, node: NodeId) -> NodeId:
-        """Returns the rollout or the source of a node's samples."""
+        """Returns the rollout, the source or the join of sets of which a node's samples are."""
         return self._origins[node]
+
+    def roots(self, node: NodeId) -> frozenset[NodeId]:
+        """Returns the rollouts and sources of a node's samples: several where sets were joined."""
+        return self._roots[node]
 
     def _origin_of(self, node: Node) -> NodeId:
         maker = self._by_id[self.made[node.id]]
@@ -114,6 +121,12 @@ class GraphParts:
         edge = self.graph.feeding(maker.id, "rollout")
         assert edge is not None  # the verifier of graphs proves it
         return self._origins[edge.src]
+
+    def _roots_of(self, node: Node) -> frozenset[NodeId]:
+        origin = self._by_id[self._origins[node.id]]
+        if origin.op not in JOINS:
+            return frozenset({origin.id})
+        return frozenset().union(*(self._roots[e.src] for e in sample_edges(self.graph, origin)))
 
     # What streams
 

@@ -4,8 +4,9 @@ A payload is made when its group is offered, grows when an attempt ends, and is 
 sample is delivered or dropped. It is plain data, so that it can be written into a checkpoint
 together with the scheduler's state.
 
-A step works on sets of samples: one for each rollout and each source of data, and one for each
-filter or selection, which makes a smaller set of a larger one. Every node works on one set
+A step works on sets of samples: one for each rollout and each source of data, one for each filter
+or selection, which makes a smaller set of a larger one, and one for each `pair`, which makes a set
+of two. Every node works on one set
 (`flowrl.graph.sample_sets`); its values are arrays of that set, `[N]` for sample units and `[T]`
 for token units. `receive_rollout` puts a rollout's payloads into a step as the set that its batch
 part reads.
@@ -313,6 +314,24 @@ class SampleSet:
             sequences=self.sequences.select(chosen),
             groups=tuple(self.groups[i] for i in chosen),
             payloads=tuple(self.payloads[i] for i in chosen),
+        )
+
+    @classmethod
+    def joined(cls, origin: NodeId, parts: Sequence[SampleSet]) -> SampleSet:
+        """Makes one set of several, one behind the other, which `select` is to put in order.
+
+        Samples that answer one prompt have one group, whichever part they come from.
+        """
+        numbers: dict[GroupId, int] = {}
+        groups = [
+            np.array([numbers.setdefault(g, len(numbers)) for g in part.groups], np.int64)
+            for part in parts
+        ]
+        return cls(
+            origin=origin,
+            sequences=SequenceBatch.joined([part.sequences for part in parts], groups),
+            groups=tuple(group for part in parts for group in part.groups),
+            payloads=tuple(payload for part in parts for payload in part.payloads),
         )
 
 

@@ -23,23 +23,56 @@ from flowrl.ids import GroupId, NodeId, sample_id
 from flowrl.runtime.driver.payloads import Payload, StepBatch, sample_set
 from flowrl.wording import percent
 
-__all__ = ["BatchNotFilled", "PromptSupply", "Responses", "Source"]
+__all__ = ["BatchNotFilled", "PromptSupply", "Responses", "RowSamples", "Source"]
 
 
 Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
 """The responses that come with an item, each int64 `[R]`: a solution, or the two of a pair."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSamples:
+    """A source node of samples that come with data rows.
+
+    Attributes:
+        node: Its id.
+        responses: The responses of each row.
+        pairs: True if two responses come with each row, the preferred one first.
+        prompts: The node of prompts whose rows they come with; the node itself where it takes rows
+            of its own.
+    """
+
+    node: NodeId
+    responses: Responses
+    pairs: bool
+    prompts: NodeId
+
+    def give(self, items: Sequence[PromptItem], step: StepBatch) -> None:
+        """Puts the responses of rows into a step, as a set of samples."""
+        groups = [
+            (
+                item.group,
+                [
+                    (sample_id(item.group, member), Payload(item=item, tokens=tokens))
+                    for member, tokens in enumerate(self.responses(item))
+                ],
+            )
+            for item in items
+        ]
+        step.sets[self.node] = sample_set(self.node, groups)
+        if self.pairs:
+            preferred = np.tile([True, False], len(items))
+            step.values[self.node, PREFERRED.name] = preferred
+
+
 @dataclass(kw_only=True)
 class Source:
-    """A source node with its cursor.
+    """A source node with a cursor.
 
     Attributes:
         node: Its id.
         cursor: Hands out its rows.
         num: Rows of a step.
-        responses: The responses of each row; None for prompts, which are answered by rollouts.
-        pairs: True if two responses come with each row, the preferred one first.
         observes: True if its cursor uses the scores of prompts (a curriculum).
         prompts: Its rows.
     """
@@ -47,8 +80,6 @@ class Source:
     node: NodeId
     cursor: PromptCursor | PromptMixture
     num: int
-    responses: Responses | None = None
-    pairs: bool = False
     observes: bool = False
     prompts: PromptSet
 
@@ -82,25 +113,6 @@ class Source:
     @cached_property
     def _rows(self) -> dict[int, Prompt]:
         return {prompt.index: prompt for prompt in self.prompts.prompts}
-
-    def give(self, items: Sequence[PromptItem], step: StepBatch) -> None:
-        """Puts rows that have responses into a step, as a set of samples."""
-        if self.responses is None:
-            return
-        groups = [
-            (
-                item.group,
-                [
-                    (sample_id(item.group, member), Payload(item=item, tokens=tokens))
-                    for member, tokens in enumerate(self.responses(item))
-                ],
-            )
-            for item in items
-        ]
-        step.sets[self.node] = sample_set(self.node, groups)
-        if self.pairs:
-            preferred = np.tile([True, False], len(items))
-            step.values[self.node, PREFERRED.name] = preferred
 
 
 class BatchNotFilled(DataError):

@@ -10,7 +10,7 @@ a checkpoint and resumed in another process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
 from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.sources import Source
+from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet
 
@@ -72,7 +72,8 @@ class Stage:
 
     Args:
         program: The batch part of its graph.
-        sources: Every source node's data, in the graph's order.
+        sources: Data of the source nodes that take rows, in the graph's order.
+        row_samples: The source nodes whose samples come with rows.
         rollouts: The open rollouts, in the graph's order.
         failures: Rewards that may fail; a step that is given up spends none.
         report: Makes a step's rows.
@@ -89,11 +90,13 @@ class Stage:
         *,
         program: BatchProgram,
         sources: Sequence[Source],
+        row_samples: Sequence[RowSamples],
         rollouts: Sequence[OpenRollout],
         failures: FailureBudget,
         report: StepReport,
     ) -> None:
         self._program = program
+        self._row_samples = tuple(row_samples)
         self._sources = {source.node: source for source in sources}
         self._rollouts = tuple(rollouts)
         self._failures = failures
@@ -149,25 +152,35 @@ class Stage:
             if rollout.fleet is not None:
                 rollout.fleet.wait_ready()  # loading a library is no part of a step
         started = time.monotonic()
-        step, items = self._begin(number)
+        step, items = StepBatch(number=number), self._take(self._sources)
         generated = self._generate(step, items)
+        self._give_rows(step, items, generated)
         self._program.run(step)
         return self._end(step, generated, started)
 
-    def _begin(
-        self, number: int, sources: Collection[NodeId] | None = None
-    ) -> tuple[StepBatch, dict[NodeId, list[PromptItem]]]:
-        """Takes the rows of every source, and makes a step with those that have responses.
+    def _take(self, sources: Iterable[NodeId]) -> dict[NodeId, Sequence[PromptItem]]:
+        """Takes the rows of a step from sources."""
+        return {node: self._sources[node].take() for node in sources}
+
+    def _give_rows(
+        self,
+        step: StepBatch,
+        items: Mapping[NodeId, Sequence[PromptItem]],
+        generated: Sequence[GeneratedRollout] = (),
+    ) -> None:
+        """Puts the samples that come with rows into the step.
 
         Args:
-            sources: Takes of these only.
+            items: Rows by the node that took them.
+            generated: Rollouts of the step, whose prompts may be others than `items`: further ones
+                of a batch that is refilled, or of a rollout ahead of the trainer.
         """
-        taken = self._sources if sources is None else sources
-        items = {node: self._sources[node].take() for node in taken}
-        step = StepBatch(number=number)
-        for node in taken:
-            self._sources[node].give(items[node], step)
-        return step, items
+        rows = {node: {item.group: item for item in taken} for node, taken in items.items()}
+        for rollout in generated:
+            of_step = rows.setdefault(rollout.part.source, {})
+            of_step.update({item.group: item for item in rollout.items})
+        for samples in self._row_samples:
+            samples.give(tuple(rows[samples.prompts].values()), step)
 
     def _end(
         self, step: StepBatch, generated: Sequence[GeneratedRollout], started: float

@@ -18,6 +18,7 @@ import numpy as np
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr, results, score_source
+from flowrl.graph.sample_sets import JOINS, sample_edges
 from flowrl.graph.streaming import is_rule_score, scores_at_once
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
@@ -108,15 +109,15 @@ class StepReport:
         self._role = policy if policy in trained or not trained else trained[-1]
         own = [node for node in updates if node.role == self._role] or results(parts.graph)
         rollouts = [part.node.id for part in parts.rollouts]
-        origins = [parts.origin(node.id) for node in own or parts.batch]
-        self.main = next((node for node in origins if node in rollouts), origins[-1])
+        roots = [root for node in own or parts.batch for root in sorted(parts.roots(node.id))]
+        self.main = next((node for node in roots if node in rollouts), roots[-1])
         self._sources = {node.id for node in parts.sources}
         self._own_sets = tuple(dict.fromkeys(parts.made[node.id] for node in own))
         self._read_sets = {
             part.node.id: [
                 made
                 for node in updates or results(parts.graph)
-                if parts.origin(made := parts.made[node.id]) == part.node.id
+                if part.node.id in parts.roots(made := parts.made[node.id])
             ]
             for part in parts.rollouts
         }
@@ -201,37 +202,40 @@ class StepReport:
             consumed = [(s, p, "consumed", "") for s, p in delivered]
             filtered = [(s, p, "filtered", reason) for s, p, reason in collected.filtered]
             return [*consumed, *filtered, *dropped]
-        used = {s for name in read if name in step.sets for s in step.sets[name].sequences.samples}
+        # By the payload, as samples of two rollouts of the same prompts have the same ids.
+        used = {id(p) for name in read if name in step.sets for p in step.sets[name].payloads}
         if not read:
-            used = {sample for sample, _ in delivered}
+            used = {id(payload) for _, payload in delivered}
         reasons = {sample: reason for sample, _, reason in collected.filtered}
         everything = [*delivered, *((s, p) for s, p, _ in collected.filtered)]
         removed = self._removed(step, part)
-        consumed = [(s, p, "consumed", "") for s, p in everything if s in used]
+        consumed = [(s, p, "consumed", "") for s, p in everything if id(p) in used]
         filtered = [
-            (s, p, "filtered", removed.get(s) or reasons.get(s, ""))
+            (s, p, "filtered", removed.get(id(p)) or reasons.get(s, ""))
             for s, p in everything
-            if s not in used
+            if id(p) not in used
         ]
         return [*consumed, *filtered, *dropped]
 
-    def _removed(self, step: StepBatch, part: RolloutPart) -> dict[SampleId, str]:
-        """Samples that a filter or a selection of the batch part took out, with its reason."""
-        found: dict[SampleId, str] = {}
+    def _removed(self, step: StepBatch, part: RolloutPart) -> dict[int, str]:
+        """Returns why a node of the batch part took samples out, by the `id` of their payload."""
+        found: dict[int, str] = {}
         for node in self._parts.batch:
-            if node.op not in (Op.FILTER, Op.SELECT) or self._parts.origin(node.id) != part.node.id:
+            if node.op not in (Op.FILTER, Op.SELECT, *JOINS):
                 continue
-            edge = self._parts.graph.feeding(node.id, "rollout")
-            assert edge is not None  # the verifier of graphs proves it
-            before = step.sets.get(self._parts.made[edge.src])
             after = step.sets.get(node.id)
-            if before is None or after is None:
-                continue
-            stays = set(after.sequences.samples)
-            reason = _reason(node)
-            for sample in before.sequences.samples:
-                if sample not in stays:
-                    found.setdefault(sample, reason)
+            for edge in sample_edges(self._parts.graph, node):
+                before = step.sets.get(self._parts.made[edge.src])
+                if (
+                    before is None
+                    or after is None
+                    or part.node.id not in self._parts.roots(edge.src)
+                ):
+                    continue
+                stays = set(map(id, after.payloads))
+                for payload in before.payloads:
+                    if id(payload) not in stays:
+                        found.setdefault(id(payload), _reason(node))
         return found
 
     def _rows(
@@ -345,7 +349,7 @@ class StepReport:
         nodes = [
             node
             for node in self._parts.graph.of_op(Op.FILTER, Op.SELECT)
-            if self._parts.origin(node.id) == part.node.id and _reason(node) == reason
+            if part.node.id in self._parts.roots(node.id) and _reason(node) == reason
         ]
         for node in nodes[:-1]:
             spec = node.attr("spec")
@@ -453,7 +457,9 @@ def _scored(collected: CollectedBatch) -> list[tuple[SampleId, Payload]]:
 
 
 def _reason(node: Node) -> str:
-    """Returns the reason that a filter or a selection gives the samples that it took out."""
+    """Returns the reason that a node gives the samples that it took out."""
+    if node.op is Op.PAIR:
+        return "unpaired"
     spec = node.attr("spec")
     assert isinstance(spec, Spec)
     return spec.reason if isinstance(spec, FilterSpec) else spec.kind

@@ -21,7 +21,8 @@ from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.program.tracer import Tracer
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
-from flowrl.runtime.driver.sources import Source
+from flowrl.runtime.driver.payloads import StepBatch
+from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import OpenRollout, Stage
 from flowrl.runtime.driver.step_report import StepReport, StepResult
 from flowrl.runtime.eager.rollout import EagerRollout, TwoPhaseDriver, VisibleResults
@@ -186,6 +187,7 @@ class EagerStage(Stage):
         stage: CompiledStage,
         program: BatchProgram,
         sources: Sequence[Source],
+        row_samples: Sequence[RowSamples],
         rollouts: Sequence[OpenRollout],
         failures: FailureBudget,
         report: StepReport,
@@ -195,6 +197,7 @@ class EagerStage(Stage):
         super().__init__(
             program=program,
             sources=sources,
+            row_samples=row_samples,
             rollouts=rollouts,
             failures=failures,
             report=report,
@@ -213,7 +216,8 @@ class EagerStage(Stage):
         """
         started = time.monotonic()
         failed = self._failures.failed
-        batch, items = self._begin(number)
+        batch, items = StepBatch(number=number), self._take(self._sources)
+        self._give_rows(batch, items)
         self._visible.begin(number)
         budget = replace(self._failures)
         line = EagerStep(

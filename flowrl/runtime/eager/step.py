@@ -213,7 +213,7 @@ class EagerStep:
     def _origins(self, node: Node) -> set[NodeId]:
         """Rollouts and sources that a node reads of."""
         reads = self._parts.graph.in_edges(node.id)
-        return {self._parts.origin(edge.src) for edge in reads if not edge.carried}
+        return {root for e in reads if not e.carried for root in self._parts.roots(e.src)}
 
     def _is_ready(self, node: Node) -> bool:
         return self._origins(node) <= self._handed_over

@@ -26,6 +26,7 @@ from flowrl.data import (
     prepare_model_folder,
 )
 from flowrl.errors import ConfigError, DataError
+from flowrl.graph import Graph, Node, Op
 from flowrl.ids import RoleName
 from flowrl.wording import counted
 
@@ -124,6 +125,17 @@ class PreparedInputs:
     held_out: Mapping[str, tuple[PromptItem, ...]]
     models: Mapping[RoleName, RoleModel]
     notes: tuple[str, ...]
+
+    def of_source(self, graph: Graph, node: Node) -> PromptSet:
+        """Returns the rows of a source node: those whose responses fit, where these are read."""
+        readers = [graph.node(edge.dst) for edge in graph.edges if edge.src == node.id]
+        read = {n.attr("data") for n in (node, *readers) if n.op is Op.SOURCE} - {"prompts"}
+        sets = {"examples": self.examples, "pairs": self.pair_prompts}
+        if len(read) < 2:
+            return sets[str(read.pop())] if read else self.train
+        fitting = [{prompt.index for prompt in sets[str(kind)].prompts} for kind in read]
+        kept = tuple(p for p in self.train.prompts if all(p.index in fits for fits in fitting))
+        return replace(self.train, prompts=kept)
 
 
 def prepare_inputs(

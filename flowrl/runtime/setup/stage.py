@@ -12,13 +12,14 @@ from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
+from flowrl.graph.sample_sets import JOINS
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
-from flowrl.runtime.driver.sources import Responses, Source
+from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.step_report import StepReport
 from flowrl.runtime.driver.texts import Texts
@@ -80,6 +81,7 @@ class StageMaker:
         if state is not None:
             program.restore(part_of(state, "kl_coefficients"))
         sources = self._sources(stage, state)
+        row_samples = self._row_samples(stage)
         report = StepReport(stage.name, parts, self.policies.use.policy, tokenizers)
         maker = RolloutMaker(
             config=self.config,
@@ -100,6 +102,7 @@ class StageMaker:
                 stage=stage,
                 program=program,
                 sources=sources,
+                row_samples=row_samples,
                 rollouts=[
                     maker.make(part, visible.run_map, kind=TwoPhaseDriver)
                     for part in parts.rollouts
@@ -111,7 +114,7 @@ class StageMaker:
             )
         with ExitStack() as stack:  # of processes, where something fails before the stage is made
             fleets = maker.fleets(stack)
-            made = self._made(program, maker, fleets, sources, report)
+            made = self._made(program, maker, fleets, sources, row_samples, report)
             stack.pop_all()
         return made
 
@@ -121,12 +124,14 @@ class StageMaker:
         maker: RolloutMaker,
         fleets: Mapping[RoleName, EngineFleet],
         sources: Sequence[Source],
+        row_samples: Sequence[RowSamples],
         report: StepReport,
     ) -> Stage:
         if not maker.is_streaming:
             return Stage(
                 program=program,
                 sources=sources,
+                row_samples=row_samples,
                 rollouts=[
                     maker.make(part, program.run_node, fleets.get(role_of(part.generate_node)))
                     for part in program.parts.rollouts
@@ -139,6 +144,7 @@ class StageMaker:
         return AsynchronousStage(
             program=program,
             sources=sources,
+            row_samples=row_samples,
             rollout=maker.make(part, program.run_node, fleets[role]),
             failures=self.failures,
             report=report,
@@ -157,7 +163,8 @@ class StageMaker:
         for node in parts.graph.nodes:
             if node.role in self.policies.use.models and node.id in parts.made:
                 tokenizer = self.policies.tokenizer(role_of(node))
-                found.setdefault(parts.origin(node.id), tokenizer)
+                for made in (parts.origin(node.id), *parts.roots(node.id)):
+                    found.setdefault(made, tokenizer)
         return found
 
     def _program(
@@ -167,6 +174,11 @@ class StageMaker:
         plain = replace(sampling_of(stage.config), temperature=1.0)
         samplings: dict[NodeId, Sampling] = {node.id: plain for node in parts.sources}
         samplings |= {part.node.id: sampling_of_rollout(part) for part in parts.rollouts}
+        for node in stage.graph.of_op(*JOINS):
+            # The verifier of graphs proves that the rollouts among them have one temperature.
+            of_parts = [samplings[root] for root in sorted(parts.roots(node.id))]
+            drawn = [s for s in of_parts if s is not plain] or of_parts
+            samplings[node.id] = replace(drawn[0], max_tokens=max(s.max_tokens for s in of_parts))
         context = StepContext(
             policies=self.policies.workers,
             publish=self.policies.publish,
@@ -185,7 +197,7 @@ class StageMaker:
         return BatchProgram(parts, stage.plan, context, samplings, texts, samplers)
 
     def _sources(self, stage: CompiledStage, state: State | None) -> list[Source]:
-        nodes = stage.graph.of_op(Op.SOURCE)
+        nodes = [node for node in stage.graph.of_op(Op.SOURCE) if not node.inputs]
         written = None if state is None else part_of(state, "cursors")
         return [
             self._source(
@@ -198,24 +210,31 @@ class StageMaker:
             for node in nodes
         ]
 
+    def _row_samples(self, stage: CompiledStage) -> list[RowSamples]:
+        made = []
+        for node in GraphParts(stage.graph).sources:
+            edge, pairs = stage.graph.feeding(node.id, "prompts"), node.attr("data") == "pairs"
+            responses = self.prepared_inputs.pairs if pairs else self.prepared_inputs.solutions
+            assert responses is not None
+            made.append(
+                RowSamples(
+                    node=node.id,
+                    responses=responses.of,
+                    pairs=pairs,
+                    prompts=node.id if edge is None else edge.src,
+                )
+            )
+        return made
+
     def _source(
         self, stage: CompiledStage, node: Node, names: tuple[str, ...], state: State | None
     ) -> Source:
-        prepared_inputs, curriculum = self.prepared_inputs, self.config.data.curriculum
-        prompts = prepared_inputs.train
-        responses: Responses | None = None
-        match node.attr("data"):
-            case "examples":
-                assert prepared_inputs.solutions is not None
-                prompts, responses = prepared_inputs.examples, prepared_inputs.solutions.of
-                curriculum = None
-            case "pairs":
-                assert prepared_inputs.pairs is not None
-                prompts, responses = prepared_inputs.pair_prompts, prepared_inputs.pairs.of
-                curriculum = None
+        generates = node.attr("data") == "prompts"
+        prompts = self.prepared_inputs.of_source(stage.graph, node)
+        curriculum = self.config.data.curriculum if generates else None
         seed = derive_seed(self.config.seed, "data", *names)
         cursor: PromptCursor | PromptMixture
-        shares = shares_of(self.config, stage, generates=responses is None)
+        shares = shares_of(self.config, stage, generates=generates)
         if shares is not None:
             cursor = PromptMixture(
                 prompts,
@@ -235,8 +254,6 @@ class StageMaker:
             node=node.id,
             cursor=cursor,
             num=stage.config.train.prompts_per_step,
-            responses=responses,
-            pairs=node.attr("data") == "pairs",
             observes=curriculum is not None,
             prompts=prompts,
         )

@@ -187,13 +187,12 @@ class RunInputs:
     def _count_steps(self) -> None:
         """Replaces epochs by the number of steps that take so many prompts."""
         prepared = self.prepared_inputs
-        kinds = {"examples": prepared.examples, "pairs": prepared.pair_prompts}
         steps: dict[str, int] = {}
         for stage in self.stages:
             train = stage.config.train
             if train.epochs is not None:
-                sources = stage.graph.of_op(Op.SOURCE)
-                sizes = [len(kinds.get(str(n.attr("data")), prepared.train)) for n in sources]
+                sources = [node for node in stage.graph.of_op(Op.SOURCE) if not node.inputs]
+                sizes = [len(prepared.of_source(stage.graph, node)) for node in sources]
                 steps[stage.name] = math.ceil(train.epochs * max(sizes) / train.prompts_per_step)
         self.config = self.config.with_steps(steps)
         self.stages = [
