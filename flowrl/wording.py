@@ -23,8 +23,8 @@ __all__ = [
     "suggestion",
 ]
 
-MAX_LISTED = 24
-"""The number of names that a list in a message shows."""
+MAX_LISTED = 64
+"""The number of names that a list in a message shows: every choice that flowrl offers anywhere."""
 
 HOURS = 7200.0
 """The number of seconds from which times are shown in hours and minutes."""

@@ -124,6 +124,10 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
 
 def _suggestion(graph: Graph, node: Node, first: Node, other: Node) -> str:
     smaller = next((n for n in (first, other) if n.op in SUBSETS), None)
+    if node.op is Op.MAP and Op.SOURCE in (origin_of(graph, n).op for n in (first, other)):
+        return (
+            "samples of a rollout have no counterparts in the data: call the map once for each set"
+        )
     if smaller is None and node.op is Op.MAP:
         sizes = " and ".join(str(_group_size(graph, n) or "the config's") for n in (first, other))
         return f"rollouts of the same prompts with as large groups can be compared; here {sizes}"

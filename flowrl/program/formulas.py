@@ -282,7 +282,8 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
                 f"{name} reads nothing of {handle.kind} of '{handle.node}'",
                 where=str(user_line()),
                 expected=f"what has {', '.join(spec.reads)}",
-                hint="give it a handle that has one of these",
+                hint=_read_of_another(handle, spec.reads)
+                or "give it a handle that has one of these",
             )
     reads = {
         "input" if i == 0 else f"input_{i + 1}": Read(handle.node, tuple(read[i]))
@@ -291,6 +292,17 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
     outputs = map_outputs(spec)
     node = tracer.add(Op.MAP, name="map", reads=reads, outputs=outputs, attrs={"spec": spec})
     return _MAPPED.get(outputs, Mapped)(tracer, node, outputs)
+
+
+def _read_of_another(handle: Handle, keys: Sequence[str]) -> str | None:
+    """Returns the hint where a map reads what a handle has of an earlier argument."""
+    name = next((key for key in keys if _field_of(handle, split_key(key)[0])), None)
+    if name is None:
+        return None
+    return (
+        f"{name!r} is read of the first argument that has it: call the map once for each set of "
+        f"samples, or read '{name}_2' too where it compares rollouts of the same prompts"
+    )
 
 
 def _field_of(handle: Handle, name: str) -> Field | None:

@@ -15,7 +15,16 @@ from typing import ParamSpec, TypeVar
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import called
-from flowrl.program.handles import Advantages, Handle, Logprobs, Mapped, Rollout, Samples, Scores
+from flowrl.program.handles import (
+    Advantages,
+    Handle,
+    Logprobs,
+    Mapped,
+    Prompts,
+    Rollout,
+    Samples,
+    Scores,
+)
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import Spec
@@ -199,6 +208,11 @@ _BY_ROLE: Mapping[type[Handle], str] = {
 def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Advantages) and kind is Scores:
         return "pass it by name: advantages=..."
+    if isinstance(value, Rollout) and kind is Prompts:
+        return (
+            "to answer samples, make prompts of them: "
+            'fl.prompts_of(rollout, template="{prompt}{response}...")'
+        )
     if isinstance(value, tuple) and any(isinstance(each, kind) for each in value):
         names = ", ".join(type(each).__name__.lower() for each in value)
         return f"several things were returned together: write {names} = ..."

@@ -319,4 +319,8 @@ def _check_roles(name: str, policy: object, environment: object) -> None:
             if are_two:
                 expected = f"one policy and one environment: here {expected}"
             hint = SECOND_PLAYER if are_two else None
+            if isinstance(value, collections) and kind is Environment:
+                each = value.values() if isinstance(value, dict) else value
+                if all(isinstance(one, Environment) for one in each):
+                    hint = "call fl.interact once for each environment, and update on each rollout"
             raise refuse_argument(name, argument, value, expected, hint)

@@ -86,3 +86,41 @@ def test_a_refresh_the_wrong_way_round_is_turned():
 
     error = refusal(program)
     assert error.hint == "the role that takes weights comes first: reference.sync(actor)"
+
+
+def test_a_rollout_given_as_prompts_is_told_to_become_prompts():
+    def program(prompts: fl.Prompts, actor: fl.Policy, critic: fl.Policy):
+        critic.generate(actor.generate(prompts))
+
+    assert 'fl.prompts_of(rollout, template="{prompt}' in refusal(program).hint
+
+
+@fl.map(reads="response_mask", gives="long/samples")
+def long(batch):
+    return batch.lengths
+
+
+@fl.map(reads=("response_mask", "score"), gives="worth/samples")
+def worth(batch):
+    return batch.lengths * batch["score"]
+
+
+@pytest.mark.parametrize("mixed", [long, worth])
+def test_a_map_of_a_rollout_and_of_data_is_called_once_for_each(mixed):
+    def program(prompts: fl.Prompts, examples: fl.Examples, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        other = rollout if mixed is long else scores
+        fl.log("mixed", mixed(examples, other))
+        actor.update(rollout, scores)
+
+    assert "call the map once for each set" in refusal(program).hint
+
+
+def test_an_unknown_name_is_answered_with_all_names():
+    def program(prompts: fl.Prompts, actor: fl.Policy):
+        fl.weighted(actor.generate(prompts))
+
+    offered = refusal(program).expected.removeprefix("one of ").split(", ")
+    left_out = {name for name in set(fl.__all__) - set(offered) if not name.endswith("Error")}
+    assert left_out == {"WorkerDied", "__version__"}

@@ -244,6 +244,15 @@ def test_two_models_that_act_in_one_episode_are_told_where_the_other_one_goes(
     assert "let the environment call the other model" in str(error.hint)
 
 
+@pytest.mark.parametrize("several", [lambda *games: {"a": games[0]}, lambda *games: list(games)])
+def test_several_environments_each_have_an_interact(several):
+    def played(prompts: fl.Prompts, red: fl.Policy, one: fl.Environment, two: fl.Environment):
+        rollout, returns = fl.interact(red, several(one, two), prompts)
+        red.update(rollout, returns)
+
+    assert refusal(played).hint.startswith("call fl.interact once for each environment")
+
+
 def test_a_region_of_two_policies_is_no_graph():
     graph = game.trace()
     other = replace(graph.node("actor.generate"), id="actor.generate.2")

@@ -173,6 +173,7 @@ def test_what_a_reset_raises_is_told_too():
         (Outcome(done="no"), "gave done='no', which is no truth value"),  # type: ignore[arg-type]
         (Outcome(observation=None), "gave the observation None"),  # type: ignore[arg-type]
         (Outcome(observation=np.array([0.5])), "which is no text and no array of ids"),
+        (Outcome(observation=[5, 6]), r"array of ids; token ids are np.array\(\[...\]\)"),  # type: ignore[arg-type]
         (Outcome(state=[1]), "gave state=\\[1\\], which is no text"),  # type: ignore[arg-type]
         (Outcome(metrics={"a": float("inf")}), "gave metric a=inf, which is no number"),
         (Outcome(metrics={"score": 1.0}), "a metric called 'score', which is a name of flowrl"),

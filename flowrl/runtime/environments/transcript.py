@@ -329,6 +329,7 @@ def _check_said(value: Said | object) -> None:
     if not ids and not isinstance(value, str):
         raise InvalidAnswer(
             f"the observation {_shown(value)}, which is no text and no array of ids"
+            + ("; token ids are np.array([...])" if isinstance(value, list | tuple) else "")
         )
 
 
