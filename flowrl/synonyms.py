@@ -113,6 +113,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "old": "oldlogprobs logprobs behaviour",
         "reference": "ref reflogprobs referencelogprobs",
         "rewards": "score scores reward",
+        "every": "interval frequency period",
         "train.mini_batches in the config": "epochs minibatches steps",
         "train.optimizer.learning_rate in the config, or roles.NAME.optimizer for one role": (
             "lr learningrate"

@@ -154,6 +154,26 @@ def _critics_that_never_learn(stages: _Stages, role_backends: RoleBackends) -> I
             )
 
 
+def _updates_that_wait(stages: _Stages, _: RoleBackends) -> Iterator[str]:
+    """Yields updates that a stage never makes, and stages that use no samples of some steps."""
+    for stage in stages:
+        updates = [(node, node.attr("every")) for node in stage.graph.of_op(Op.UPDATE)]
+        steps = stage.config.train.steps
+        for node, every in updates:
+            if isinstance(every, int) and every > steps:
+                yield (
+                    f"{_line(node)}: {node.id} is made every {every} steps, and the stage "
+                    f"{stage.name} has {counted(steps, 'step')}, so that it is never made"
+                )
+        if updates and all(isinstance(every, int) for _, every in updates):
+            names = listing([node.id for node, _ in updates])
+            yield (
+                f"{_line(updates[0][0])}: no update is made in step 1 of the stage {stage.name}, "
+                f"and nothing is learnt from the samples of such steps: {names} are made every 2 "
+                "or more steps. train.prompts_per_step gives an update more samples"
+            )
+
+
 def _penalties_out_of_reach(stages: _Stages, _: RoleBackends) -> Iterator[str]:
     """Yields length penalties of a program that no response can meet in full."""
     for stage, node in _nodes(stages, Op.MAP):
@@ -220,6 +240,7 @@ _CHECKS: tuple[Callable[[_Stages, RoleBackends], Iterator[str]], ...] = (
     _roles_without_work,
     _held_out_data_without_a_policy,
     _critics_that_never_learn,
+    _updates_that_wait,
     _penalties_out_of_reach,
     _tokens_that_a_reader_lacks,
     _more_threads_than_cores,

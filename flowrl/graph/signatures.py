@@ -358,6 +358,7 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 AttrRule(name="kl", types=(KL,)),
                 AttrRule(name="behaviour_logprobs", types=(str,)),
                 AttrRule(name="old_logprobs", types=(str,)),
+                AttrRule(name="every", types=(int,)),
                 _placed("micro_batch", int),
                 # Of packed micro-batches; others hold so many samples.
                 AttrRule(name="micro_tokens", types=(int,), since=Level.PLACED),

@@ -440,10 +440,12 @@ def may_run_ahead(tasks: tuple[TaskWork, ...]) -> frozenset[str]:
 def weight_ways(graph: Graph, tasks: tuple[TaskWork, ...]) -> dict[tuple[str, str], int]:
     """Which task's update feeds which other task with weights, and every how many steps."""
     last = {task.role.name: task.id for task in tasks if task.updates}
+    steps_between = {task.id: task.every for task in tasks}
     found: dict[tuple[str, str], int] = {}
     for task in tasks:
         if task.role.name in last and not task.updates:
-            found[last[task.role.name], task.id] = 1
+            trainer = last[task.role.name]
+            found[trainer, task.id] = steps_between[trainer]
     for node in graph.of_op(Op.SYNC):
         edge = graph.feeding(node.id, "weights")
         source = None if edge is None else str(graph.node(edge.src).role)

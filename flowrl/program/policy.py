@@ -120,6 +120,7 @@ class Policy(Role):
         loss: LossSpec | None = None,
         kl: KL | None = None,
         extra: Mapped | Sequence[Mapped] | None = (),
+        every: int = 1,
     ) -> Self:
         """Learns from samples: `train.mini_batches` optimizer updates a step.
 
@@ -134,6 +135,9 @@ class Policy(Role):
                 examples.
             kl: Penalty on the distance from `reference`; None, or a coefficient of 0, is none.
             extra: Fields of maps that a loss of your own reads.
+            every: Steps between updates: it is made in steps `every`, `2 * every`, ... of its
+                stage. This update does not use the samples of the other steps, and what it alone
+                reads of models is not computed in them.
 
         Returns:
             The policy with its new weights, whose `logprobs` run with them in the same step. The
@@ -149,7 +153,7 @@ class Policy(Role):
                 "old": (old, Logprobs),
             },
         )
-        return self._learn(reads, loss=loss, kl=kl, extra=extra)
+        return self._learn(reads, loss=loss, kl=kl, extra=extra, every=every)
 
     @operation
     def sync(self, source: Policy, *, every: int = 1) -> None:

@@ -16,12 +16,13 @@ from inspect import isfunction
 from typing import ClassVar, Self, TypeVar
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Op
+from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import SIGNATURES, WEIGHTS
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, Values
 from flowrl.program.operation import (
     check_spec,
+    check_whole,
     current_tracer,
     operation,
     reads_of,
@@ -126,6 +127,7 @@ class Role:
         loss: LossSpec | None,
         kl: KL | float | None = None,
         extra: Mapped | Sequence[Mapped] | None = (),
+        every: int = 1,
     ) -> Self:
         """Adds the node of an update; returns the role with the weights after it.
 
@@ -141,7 +143,10 @@ class Role:
             for number, handle in enumerate(several, 1)
             for read in reads_of(name, {"extra": (handle, Handle)}).values()
         }
-        attrs = {"loss": loss, "kl": _penalty(name, kl)}
+        check_whole(name, "every", every, "a number of steps, from 1 up")
+        attrs: dict[str, Attr] = {"loss": loss, "kl": _penalty(name, kl)}
+        if every > 1:
+            attrs["every"] = every
         node = tracer.add(
             Op.UPDATE, name=name, role=self.name, reads={**reads, **more}, attrs=attrs
         )
@@ -180,16 +185,17 @@ class RewardModel(Role):
         return self._evaluate(Op.SCORE, Scores, rollout, by="model")
 
     @operation
-    def update(self, pairs: Pairs, *, loss: LossSpec | None = None) -> Self:
+    def update(self, pairs: Pairs, *, loss: LossSpec | None = None, every: int = 1) -> Self:
         """Learns to score the preferred sample of each pair higher; returns the new version.
 
         Args:
             pairs: Pairs of samples: data, or what `fl.select.best_and_worst` returned.
             loss: What is minimised; `fl.loss.bradley_terry()` where it is None.
+            every: Steps between updates, as of `Policy.update`.
         """
         reads = reads_of(f"{self.name}.update", {"pairs": (pairs, Samples)})
         loss = BradleyTerry() if loss is None else loss
-        return self._learn({"rollout": reads["pairs"]}, loss=loss)
+        return self._learn({"rollout": reads["pairs"]}, loss=loss, every=every)
 
 
 class Critic(Role):
@@ -212,6 +218,7 @@ class Critic(Role):
         returns: Returns,
         values: Values | None = None,
         loss: LossSpec | None = None,
+        every: int = 1,
     ) -> Self:
         """Learns the returns; returns the new version.
 
@@ -221,6 +228,7 @@ class Critic(Role):
             values: The critic's values before the update, which a clipped loss stays near to.
             loss: What is minimised; None takes `fl.loss.value_clip(0.2)` with values, and without
                 them the same without its clip.
+            every: Steps between updates, as of `Policy.update`.
         """
         reads = reads_of(
             f"{self.name}.update",
@@ -229,7 +237,7 @@ class Critic(Role):
         )
         if loss is None:
             loss = ValueClip(clip=0.2 if values is not None else None)
-        return self._learn(reads, loss=loss)
+        return self._learn(reads, loss=loss, every=every)
 
 
 class Environment(Role):

@@ -88,3 +88,23 @@ def test_imitating_all_of_its_own_samples_is_told(caplog):
     (said,) = warned(caplog, imitating(selected=False))
     assert "actor.update imitates all that actor generates" in said
     assert warned(caplog, imitating(selected=True)) == []
+
+
+def waiting(every: int, *, teacher_every: int) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, teacher: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = judge.score(rollout)
+        actor.update(rollout, scores, every=every)
+        teacher.update(rollout, scores, every=teacher_every)
+
+    return program
+
+
+def test_updates_that_no_step_makes_and_steps_without_an_update_are_told(caplog):
+    assert warned(caplog, waiting(2, teacher_every=1)) == []
+    (said,) = warned(caplog, waiting(2, teacher_every=2))
+    assert "no update is made in step 1 of the stage main" in said
+    assert "actor.update, teacher.update are made every 2 or more steps" in said
+    (said,) = warned(caplog, waiting(1000, teacher_every=1))
+    assert "actor.update is made every 1000 steps, and the stage main has" in said

@@ -319,9 +319,9 @@ def _sync(node: Node, given: Fields, world: World) -> Fields:
 
 def _update(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) -> None:
     """Moves a model once for each mini-batch, all of them of the same samples."""
-    role = str(node.role)
+    role, every = str(node.role), node.attr("every")
     rollout = given["rollout"]
-    if not len(rollout["tokens"]):
+    if not len(rollout["tokens"]) or (isinstance(every, int) and (world.step + 1) % every):
         return
     old = _old_logprobs(node, given, world)
     for _ in range(world.context.mini_batches):

@@ -46,6 +46,7 @@ class Lesson:
         kl: Coefficient of a penalty; None without one.
         references: Whose logprobs it is measured with; of several roles, the last one's.
         log: Whether the scores are logged.
+        every: Steps between updates.
         again: Whether the new version's logprobs of the same samples are logged after the update.
     """
 
@@ -64,6 +65,7 @@ class Lesson:
     references: tuple[str, ...] = ("reference",)
     log: bool = False
     again: bool = False
+    every: int = 1
 
 
 learners = st.sampled_from(["actor", "student"])
@@ -98,6 +100,7 @@ on_rollouts = st.builds(
     ),
     log=st.booleans(),
     again=st.booleans(),
+    every=st.sampled_from([1, 1, 2]),
 )
 programs = st.lists(st.one_of(from_data, on_rollouts), min_size=1, max_size=3)
 contexts = st.builds(
@@ -129,12 +132,10 @@ def traced(lessons: list[Lesson], refresh: int | None = None) -> Graph:
     """
 
     def program(**handles: Any) -> None:
-        prepared = [
-            (lesson.again, update) for lesson in lessons for update in _prepare(lesson, handles)
-        ]
-        for again, (role, batch, arguments) in prepared:
-            new = handles[role].update(batch, **arguments)
-            if again:
+        prepared = [(lesson, update) for lesson in lessons for update in _prepare(lesson, handles)]
+        for lesson, (role, batch, arguments) in prepared:
+            new = handles[role].update(batch, **arguments, every=lesson.every)
+            if lesson.again:
                 pass_ = new.values if role == "critic" else new.logprobs
                 fl.log(_name("again", handles), pass_(batch))
         # Weights that nothing uses are refused.

@@ -14,6 +14,7 @@ from flowrl.graph import Graph, Op, format_graph, graph_from_json, graph_to_json
 from flowrl.graph.verify import problems
 from flowrl.passes import Context, run_passes
 from flowrl.passes.logprobs import decisions_on_old_logprobs
+from flowrl.viz.labels import node_notes
 from tests.program.refusals import line_with, refused
 
 
@@ -206,3 +207,30 @@ def test_a_pass_with_other_weights_than_it_says_is_no_graph():
     )
     (error,) = problems(wrong)
     assert "asks for the weights that the step begins with, and runs with those after" in error.what
+
+
+# Updates that are not made in every step.
+
+
+def slow(every: Any) -> fl.Workflow:
+    @fl.workflow
+    def program(examples: fl.Examples, actor: fl.Policy):
+        actor.update(examples, every=every)
+
+    return program
+
+
+def test_the_steps_between_updates_are_written_read_and_drawn():
+    graph = slow(3).trace()
+    assert "  attr every = 3\n" in format_graph(graph)
+    assert format_graph(parse(format_graph(graph))) == format_graph(graph)
+    assert graph_from_json(graph_to_json(graph)) == graph
+    assert "every 3 steps" in node_notes(graph, graph.node("actor.update"))
+    assert "every" not in dict(slow(1).trace().node("actor.update").attrs)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2", None])
+def test_steps_between_updates_that_are_no_number_are_refused(every: Any):
+    error = refused(slow(every))
+    assert error.what == "actor.update cannot take this 'every'"
+    assert error.expected == "a number of steps, from 1 up"

@@ -89,6 +89,25 @@ def versions(
 
 
 @fl.workflow
+def slow_actor(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    critic: fl.Critic,
+    verifier: fl.Reward,
+    reference: fl.Policy,
+) -> None:
+    """PPO with a critic that is updated in every step, and a policy in every second one."""
+    rollout = actor.generate(prompts)
+    values = critic.values(rollout)
+    logprobs = reference.logprobs(rollout)
+    advantages, returns = fl.advantage.gae(verifier.score(rollout), values, rollout)
+    critic.update(rollout, returns=returns, values=values)
+    kl, loss = fl.kl.k3(0.1), fl.loss.policy_clip(0.2)
+    actor.update(rollout, advantages=advantages, reference=logprobs, loss=loss, kl=kl, every=2)
+
+
+@fl.workflow
 def reward_modelling(
     prompts: fl.Prompts, pairs: fl.Pairs, *, actor: fl.Policy, model: fl.RewardModel
 ) -> None:
@@ -243,6 +262,7 @@ CONFIGS: Mapping[str, Any] = {
         for program in (
             "actor_critic",
             "versions",
+            "slow_actor",
             "reward_modelling",
             "preferences",
             "own_preferences",

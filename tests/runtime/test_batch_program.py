@@ -314,6 +314,46 @@ def test_a_reference_is_refreshed_every_so_many_steps_after_the_update():
     ] * 2 + [both]
 
 
+@fl.workflow
+def slower_actor(
+    prompts: fl.Prompts,
+    actor: fl.Policy,
+    critic: fl.Critic,
+    reference: fl.Policy,
+    verifier: fl.Reward,
+):
+    rollout = actor.generate(prompts)
+    values = critic.values(rollout)
+    advantages, returns = fl.advantage.gae(verifier.score(rollout), values, rollout)
+    critic.update(rollout, returns=returns, values=values)
+    actor.update(
+        rollout,
+        advantages=advantages,
+        reference=reference.logprobs(rollout),
+        loss=fl.loss.policy_clip(0.2, anchor="old"),
+        kl=fl.kl.k3(0.1),
+        every=2,
+    )
+
+
+def test_an_update_every_second_step_is_made_then_and_what_it_alone_reads_is_computed_then():
+    effects: list[str] = []
+    workers = {name: Worker() for name in ("actor", "critic", "reference")}
+    program = program_of(lowered(slower_actor, mini_batches=2), workers, effects=effects)
+    made = []
+    for number in (1, 2, 3, 4):
+        step = step_with(samples(ROLLOUT, SCORES), number=number)
+        program.run(step)
+        assert step.skipped == []
+        assert bool(effects) == (number > 1)  # nothing is published that was not trained
+        made.append((list(step.updates), [node for node, _ in step.values if "logprobs" in node]))
+    passes = ["reference.logprobs", "actor.logprobs"]
+    critic, both = ["critic.update"], ["critic.update", "actor.update"]
+    assert [updates for updates, _ in made] == [critic, both, critic, both]
+    assert [sorted(set(passed)) for _, passed in made] == [[], sorted(passes), [], sorted(passes)]
+    assert len(workers["critic"].updates) == 2 * len(workers["actor"].updates) == 4
+
+
 def penalised(target: float) -> Graph:
     """A program whose penalty begins at 0.1 and follows its target over 40 samples."""
 

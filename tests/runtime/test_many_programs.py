@@ -34,7 +34,8 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "program", [name for name in CONFIGS if name not in ("preferences", "generation")]
+    "program",
+    [name for name in CONFIGS if name not in ("preferences", "generation", "slow_actor")],
 )
 def test_every_step_is_logged_and_every_sample_has_one_end(tmp_path: Path, program: str):
     result = run_of(program, tmp_path)
@@ -91,6 +92,19 @@ def test_a_critic_that_begins_as_a_copy_is_trained_and_exported_beside_the_polic
     # The actor's rate is the stage's, not the critic's.
     rates = [row.learning_rate for row in RunFolder.open(result.folder).steps()]
     assert rates[0] == pytest.approx(3e-3)
+
+
+def test_an_actor_of_every_second_step_has_a_schedule_of_its_own_updates(tmp_path: Path):
+    result = run_of("slow_actor", tmp_path, steps=4)
+    folder = RunFolder.open(result.folder)
+    rows = list(folder.steps())
+    assert [row.loss is None for row in rows] == [True, False, True, False]
+    assert ["critic/loss" in row.extra for row in rows] == [True] * 4
+    # The fourth of four optimizer updates ends the cosine, at a tenth of the rate.
+    assert rows[3].learning_rate == pytest.approx(3e-4)
+    assert [row.version for row in rows] == [0, 0, 1, 1]
+    ends = Counter((row.step, row.end) for row in folder.samples())
+    assert ends == {(step, "consumed"): 16 for step in (1, 2, 3, 4)}
 
 
 def test_a_refreshed_reference_is_the_policy_of_the_step_that_refreshed_it(tmp_path: Path):

@@ -297,6 +297,7 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
     ("program", "step"),
     [
         ("actor_critic", 2),
+        ("slow_actor", 1),
         ("self_play", 2),
         ("two_learners", 1),
         ("guessing", 1),

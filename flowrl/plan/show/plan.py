@@ -379,7 +379,8 @@ def _update(operation: Operation, plan: PlacementPlan) -> str:
     at_once = f"at most {_many(operation.micro_batch, 'row')} at once"
     if operation.micro_tokens:
         at_once = f"in micro-batches of {operation.micro_tokens:,} tokens"
-    return f"{operation.role} makes {updates} from {operation.num_samples:,} samples, {at_once}"
+    who = f"{operation.role} makes {updates}{_every(operation.every)}"
+    return f"{who} from {operation.num_samples:,} samples, {at_once}"
 
 
 def _published(operation: Operation, plan: PlacementPlan) -> str:

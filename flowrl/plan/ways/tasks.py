@@ -217,6 +217,7 @@ def _trainer(updates: Sequence[TaskWork]) -> TaskWork:
         rows=max(task.rows for task in updates),
         group_size=max(task.group_size for task in updates),
         pieces=1,  # the second begins when the first has seen the whole batch
+        every=min(task.every for task in updates),
         updated=tuple(one for task in updates for one in task.updated),
     )
 

@@ -5,7 +5,8 @@ drivers, sample by sample; `flowrl.runtime.driver.graph_parts` divides the graph
 node by node in the graph's order, each by the function that the table names for its operation.
 
 A node works on one set of samples. If a filter leaves none, the nodes that follow on that set are
-skipped, and the step lists them.
+skipped, and the step lists them. An update that is not due in a step (`every=`) is not made, and
+what it alone reads is not computed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from flowrl.runtime.driver.batch_nodes import (
     update_spec,
 )
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
-from flowrl.runtime.driver.graph_parts import GraphParts, role_of
+from flowrl.runtime.driver.graph_parts import GraphParts, is_due, role_of
 from flowrl.runtime.driver.joins import make_pairs
 from flowrl.runtime.driver.payloads import StepBatch, scores_by
 from flowrl.runtime.driver.texts import Texts
@@ -125,12 +126,36 @@ class BatchProgram:
             self.kl_coefficients[NodeId(node)] = coefficient
 
     def run(self, step: StepBatch) -> None:
-        """Runs every node of the batch part."""
+        """Runs the nodes of the batch part, in order."""
+        needed = self._needed(step.number)
         for node in self.parts.batch:
-            self.run_node(node, step)
+            self.run_node(node, step, is_needed=node.id in needed)
 
-    def run_node(self, node: Node, step: StepBatch) -> None:
-        """Runs one node, whose inputs the step holds; without a sample it is skipped."""
+    def _needed(self, number: int) -> set[NodeId]:
+        """Returns the nodes that a step needs: what is not read by idle updates alone."""
+        graph = self.parts.graph
+        idle = {node.id for node in graph.of_op(Op.UPDATE) if not is_due(node, number)}
+        acts = (Op.UPDATE, Op.SYNC, Op.LOG)
+        # By sets of samples, whoever reads them, a step knows how each sample ends.
+        needed = {
+            node.id
+            for node in graph.nodes
+            if node.op in acts or self.parts.made[node.id] == node.id or not idle
+        } - idle
+        waiting = list(needed)
+        while waiting:
+            for edge in graph.in_edges(waiting.pop()):
+                if edge.src not in needed | idle:
+                    needed.add(edge.src)
+                    waiting.append(edge.src)
+        return needed
+
+    def run_node(self, node: Node, step: StepBatch, *, is_needed: bool = True) -> None:
+        """Runs one node, whose inputs the step holds; without a sample it is skipped.
+
+        Args:
+            is_needed: False if nothing that happens in this step reads what the node gives.
+        """
         if node.op in JOINS:
             if not make_pairs(self.parts, node, step):
                 step.skipped.append(node.id)
@@ -138,6 +163,8 @@ class BatchProgram:
         samples = step.sets.get(self._reads_set(node))
         if not samples and node.op is not Op.SYNC:
             step.skipped.append(node.id)
+            return
+        if not is_needed or (node.op is Op.UPDATE and not is_due(node, step.number)):
             return
         started = time.monotonic()
         self._context.before(node.id)
@@ -272,8 +299,7 @@ class BatchProgram:
             if self._context.policies[role].stale:
                 self._context.publish(role)
             return
-        every = node.attr("every")
-        if step.number % (every if isinstance(every, int) else 1) == 0:
+        if is_due(node, step.number):
             self._context.refresh(role, source)
 
     def _source_of_weights(self, node: Node) -> RoleName:

@@ -31,6 +31,7 @@ __all__ = [
     "GraphParts",
     "RoleUse",
     "RolloutPart",
+    "is_due",
     "refreshed_roles",
     "role_of",
 ]
@@ -212,6 +213,12 @@ class GraphParts:
                 nodes.append(node)
                 there.add(self.made[node.id])
         return tuple(nodes)
+
+
+def is_due(node: Node, number: int) -> bool:
+    """True if an update or a refresh is made in a step: in steps `every`, `2 * every`, ..."""
+    every = node.attr("every")
+    return number % (every if isinstance(every, int) else 1) == 0
 
 
 def role_of(node: Node) -> RoleName:

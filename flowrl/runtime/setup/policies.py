@@ -29,7 +29,7 @@ from flowrl.ids import EngineId, RoleName
 from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint.store import Checkpoint
-from flowrl.runtime.driver.graph_parts import RoleUse, refreshed_roles, role_of
+from flowrl.runtime.driver.graph_parts import RoleUse, is_due, refreshed_roles, role_of
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.prepared_inputs import RoleModel
 from flowrl.runtime.workers import PolicyWorker, open_policy
@@ -205,10 +205,15 @@ class OpenPolicies:
 
     def _begin_optimizers(self, stage: CompiledStage) -> None:
         train = stage.config.train
-        updates = Counter(role_of(node) for node in stage.graph.of_op(Op.UPDATE))
-        for role, in_a_step in updates.items():
+        due = Counter(
+            role_of(node)
+            for node in stage.graph.of_op(Op.UPDATE)
+            for number in range(1, train.steps + 1)
+            if is_due(node, number)
+        )
+        for role in {role_of(node): None for node in stage.graph.of_op(Op.UPDATE)}:
             options = self._config.optimizer_of(role, train)
-            num_updates = train.steps * train.mini_batches * in_a_step
+            num_updates = due[role] * train.mini_batches
             self._lasting[role].train.begin(AdamW(**options.model_dump()), num_updates)
 
     # Weights on their way
