@@ -107,7 +107,7 @@ def _imitating_itself(stages: _Stages, _: RoleBackends) -> Iterator[str]:
         generate = sampling_node(stage.graph, node)
         if edge is None or generate is None or generate.role != node.role:
             continue
-        chosen = stage.graph.node(edge.src).op in (Op.FILTER, Op.SELECT)
+        chosen = stage.graph.node(edge.src).op in (Op.FILTER, Op.SELECT, Op.REPLAY)
         if isinstance(node.attr("loss"), CrossEntropy) and not chosen:
             yield (
                 f"{node.id} imitates all that {generate.role} generates, good and bad alike: "

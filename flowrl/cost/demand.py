@@ -8,9 +8,9 @@ from __future__ import annotations
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
 from flowrl.graph.sample_trees import parents_of
-from flowrl.specs import Sampling, SelectSpec
+from flowrl.specs import Replay, Sampling, SelectSpec
 
-__all__ = ["phase_of", "response_bound", "samples_per_prompt"]
+__all__ = ["phase_of", "response_bound", "samples_of_step", "samples_per_prompt"]
 
 _PHASES = {
     Op.GENERATE: Phase.ROLLOUT,
@@ -25,6 +25,25 @@ def phase_of(node: Node) -> Phase | None:
     if node.op is Op.SCORE and node.attr("by") == "model":
         return Phase.SCORES
     return _PHASES.get(node.op)
+
+
+def samples_of_step(graph: Graph, node: Node, prompts: int, group_size: int) -> int:
+    """Samples of a step that a node makes or reads at most.
+
+    Args:
+        prompts: Prompts (or examples) of a step.
+        group_size: Where a rollout does not say.
+    """
+    groups, reader = prompts, node
+    while reader.op not in (Op.SOURCE, Op.GENERATE, Op.INTERACT):
+        spec = reader.attr("spec")
+        if isinstance(spec, Replay):
+            groups = spec.n
+        edge = next((e for e in graph.in_edges(reader.id) if not e.carried), None)
+        if edge is None:
+            break
+        reader = graph.node(edge.src)
+    return groups * samples_per_prompt(graph, node, group_size)
 
 
 def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:

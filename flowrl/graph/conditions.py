@@ -22,7 +22,8 @@ from flowrl.graph.ir import (
     node_error,
     per,
 )
-from flowrl.graph.sample_sets import sampling_node, sampling_nodes
+from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_nodes
+from flowrl.graph.sample_trees import parents_of
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
 from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec, Sampling
 from flowrl.specs.filters import Parsed
@@ -120,6 +121,46 @@ def _check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
                 hint="generate without top_p, top_k, min_p and penalties, or set "
                 "train.truncated=ignore",
             )
+
+
+# Replayed samples.
+
+
+def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
+    replay = replay_before(graph, node)
+    if replay is not None and node.attr("by") != "model":
+        yield node_error(
+            node,
+            f"{node.id} scores the samples of {replay.id} by rules once more",
+            expected="the scores that they had when they were sampled",
+            hint="use those: old, old_scores = fl.replay(rollout, scores, ...)",
+        )
+
+
+def _check_replay(graph: Graph, node: Node) -> Iterator[GraphError]:
+    before = replay_before(graph, node)
+    if before is not None:
+        yield node_error(
+            node,
+            f"{node.id} holds what {before.id} returns, which is held already",
+            expected="samples of this step",
+            hint="pass the rollout, or what a filter or a selection of it returned",
+        )
+    if len(samplers := sampling_nodes(graph, node)) > 1:
+        yield node_error(
+            node,
+            f"{node.id} holds samples of several sets",
+            found=", ".join("data" if each is None else each.id for each in samplers),
+            hint="hold those of each rollout by themselves",
+        )
+    source = graph.feeding(node.id, "rollout")
+    if source is not None and parents_of(graph, graph.node(source.src)) is not None:
+        yield node_error(
+            node,
+            f"{node.id} holds samples that answer prompts made of other samples",
+            expected="samples that answer prompts of the data, which a resumed run reads again",
+            hint="hold the samples of actor.generate(prompts)",
+        )
 
 
 # Advantages.
@@ -550,6 +591,8 @@ _RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
     Op.GENERATE: _check_generate,
     Op.INTERACT: _check_interact,
     Op.PAIR: _check_join,
+    Op.SCORE: _check_score,
+    Op.REPLAY: _check_replay,
     Op.ADVANTAGE: _check_advantage,
     Op.MAP: _check_map,
     Op.LOG: _check_log,

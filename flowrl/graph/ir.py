@@ -65,6 +65,7 @@ class Op(StrEnum):
     FILTER = "filter"
     SELECT = "select"
     PAIR = "pair"
+    REPLAY = "replay"
     UPDATE = "update"
     SYNC = "sync"
     LOG = "log"

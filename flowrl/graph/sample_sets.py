@@ -1,10 +1,10 @@
 """Sets of samples: the samples to which each node refers, and those that may meet at one node.
 
-A filter and a selection make a smaller set of another, and `fl.pair` makes one of two. Arguments of
-one node refer to the same set, but for these: the two sets of pairs answer the same prompts, a
-baseline has one score a prompt, and a map may compare what two policies made of the same prompts.
-Between samples and those that were made of them, values go through `parent` and `mean_of_children`
-(`flowrl.graph.sample_trees`).
+A filter and a selection make a smaller set of another, a replay one of earlier samples, and
+`fl.pair` one of two. Arguments of one node refer to the same set, but for these: the two sets of
+pairs answer the same prompts, a baseline has one score a prompt, and a map may compare what two
+policies made of the same prompts. Between samples and those that were made of them, values go
+through `parent` and `mean_of_children` (`flowrl.graph.sample_trees`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "answered_prompts",
     "check_sample_sets",
     "origin_of",
+    "replay_before",
     "results",
     "sample_edges",
     "sample_sets",
@@ -35,7 +36,7 @@ SUBSETS = (Op.FILTER, Op.SELECT)
 """Operations that make a smaller set of another one."""
 JOINS = (Op.PAIR,)
 """Operations that make a set of samples of several other sets."""
-_MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS, *JOINS)
+_MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS, *JOINS, Op.REPLAY)
 _IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, *SUBSETS)
 _BETWEEN_SETS = (Op.SYNC, Op.PARENT, Op.MEAN_OF_CHILDREN)
 """Operations whose arguments are of different samples; `flowrl.graph.sample_trees` checks them."""
@@ -96,6 +97,16 @@ def sampling_node(graph: Graph, node: Node) -> Node | None:
     return found[0] if len(found) == 1 else None
 
 
+def replay_before(graph: Graph, node: Node) -> Node | None:
+    """Returns a replay that some of a node's samples come from; None if all are of this step."""
+    for edge in sample_edges(graph, node):
+        source = graph.node(edge.src)
+        found = source if source.op is Op.REPLAY else replay_before(graph, source)
+        if found is not None:
+            return found
+    return None
+
+
 def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
     """Yields errors of nodes whose arguments refer to samples that do not belong together."""
     made = sample_sets(graph)
@@ -123,6 +134,12 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
 
 
 def _suggestion(graph: Graph, node: Node, first: Node, other: Node) -> str:
+    replayed = next((n for n in (first, other) if n.op is Op.REPLAY), None)
+    if replayed is not None:
+        return (
+            f"the samples of '{replayed.id}' are of earlier steps: make advantages of the scores "
+            "that come with them, and an update of their own"
+        )
     smaller = next((n for n in (first, other) if n.op in SUBSETS), None)
     if node.op is Op.MAP and Op.SOURCE in (origin_of(graph, n).op for n in (first, other)):
         return (

@@ -73,6 +73,7 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
     origin = origin_of(graph, maker)
     if origin.op is not Op.GENERATE or origin.region is not None:
         what = "episodes" if origin.op is Op.INTERACT else "samples of the data"
+        what = "earlier samples" if origin.op is Op.REPLAY else what
         yield node_error(
             node,
             f"{node.id} makes prompts of {what} ('{origin.id}')",

@@ -19,6 +19,7 @@ from flowrl.specs import (
     LossSpec,
     MapSpec,
     PromptsSpec,
+    Replay,
     Sampling,
     SelectSpec,
 )
@@ -303,6 +304,11 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             has_role=False,
             arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
             attrs=(AttrRule(name="spec", types=(SelectSpec,), filled=Level.TRACED),),
+        ),
+        Op.REPLAY: Signature(
+            has_role=False,
+            arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
+            attrs=(AttrRule(name="spec", types=(Replay,), filled=Level.TRACED),),
         ),
         Op.PAIR: Signature(
             has_role=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.cost import Phase, Work, model_flops
-from flowrl.cost.demand import phase_of, samples_per_prompt
+from flowrl.cost.demand import phase_of, samples_of_step
 from flowrl.cost.memory import DTYPE_BYTES, resident_memory, working_memory
 from flowrl.graph import DType, Field, Graph, Node, Op, Unit
 from flowrl.passes.context import Context, RoleCost
@@ -50,7 +50,7 @@ def _cost(graph: Graph, node: Node, context: Context, sizes: _Sizes) -> NodeCost
     phase = phase_of(node)
     if role is None and (phase is not None or node.op is Op.SYNC):
         return None
-    num_samples = sizes.num_prompts * samples_per_prompt(graph, node, context.group_size)
+    num_samples = samples_of_step(graph, node, sizes.num_prompts, context.group_size)
     flops = activations = kv = 0
     if role is not None and phase is not None:
         flops = _flops(phase, role, num_samples)

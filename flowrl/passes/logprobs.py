@@ -13,13 +13,13 @@ from itertools import takewhile
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
 from flowrl.graph.ir import called, node_error
-from flowrl.graph.sample_sets import sampling_node, sampling_nodes
+from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_nodes
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.ids import NodeId
 from flowrl.passes.context import Context, Decision
 from flowrl.passes.settle_truncation import changed_options, includes_truncation
 from flowrl.passes.simplify import ancestors, unused_id
-from flowrl.specs import LossSpec, OwnLoss
+from flowrl.specs import LossSpec, OwnLoss, Replay
 from flowrl.specs import loss as losses
 from flowrl.specs.loss import PolicyLoss
 from flowrl.wording import counted
@@ -126,8 +126,10 @@ def _against_rollout(graph: Graph, update: Node, context: Context) -> str | None
         return "algorithm.trust_rollout_logprobs is not set"
     if not context.shares_weights.get(str(update.role), False):
         return "its engine has weights of its own"
-    if context.max_staleness > 0:
-        return f"samples may be {counted(context.max_staleness, 'publication')} old"
+    replay = replay_before(graph, update)
+    age = context.max_staleness if replay is None else _max_age(replay)
+    if age > 0:
+        return f"samples may be {counted(age, 'publication')} old"
     changed = changed_options(generate)
     repeats = context.truncated == "repeat" or includes_truncation(generate)
     if changed and not repeats:
@@ -247,8 +249,16 @@ def _check_staleness(
     sync = _refresh(graph, node, generate)
     every = sync.attr("every") if sync is not None else 1
     late = every - 1 if isinstance(every, int) else 0
-    if context.max_staleness + late > 0:
-        raise _uncorrected(node, loss, context.max_staleness + late, sync if late else None)
+    replay = replay_before(graph, node)
+    age = max(context.max_staleness, 0 if replay is None else _max_age(replay))
+    if age + late > 0:
+        raise _uncorrected(node, loss, age + late, replay or (sync if late else None))
+
+
+def _max_age(replay: Node) -> int:
+    spec = replay.attr("spec")
+    assert isinstance(spec, Replay)
+    return spec.max_age
 
 
 def _refresh(graph: Graph, update: Node, generate: Node) -> Node | None:
@@ -260,8 +270,20 @@ def _refresh(graph: Graph, update: Node, generate: Node) -> Node | None:
     return None
 
 
-def _uncorrected(node: Node, loss: LossSpec, staleness: int, sync: Node | None) -> GraphError:
-    fresh = f"write {sync.role}.sync without every" if sync else "set max_staleness to 0"
+def _uncorrected(node: Node, loss: LossSpec, staleness: int, cause: Node | None) -> GraphError:
+    """Returns the error.
+
+    Args:
+        cause: The replay, or the sync from time to time, that makes samples old.
+    """
+    fresh, found = "set max_staleness to 0", None
+    if cause is not None and cause.op is Op.REPLAY:
+        fresh, found = "update on fresh samples", f"{cause.id}, {cause.attr('spec')}"
+    elif cause is not None:
+        fresh = f"write {cause.role}.sync without every"
+        found = f"{cause.id}, every={cause.attr('every')}"
+    if cause is not None and cause.source is not None:
+        found = f"{found} ({cause.source})"
     hint = f"use one of these, or {fresh}"
     if isinstance(loss, PolicyLoss):
         hint = (
@@ -278,7 +300,7 @@ def _uncorrected(node: Node, loss: LossSpec, staleness: int, sync: Node | None) 
         f"update(loss={called(loss)}) gets samples of policies up to {staleness} "
         f"publication{'s' if staleness > 1 else ''} old, but does not correct for the policy that "
         "produced them",
-        found=None if sync is None else f"{sync.id}, every={sync.attr('every')} ({sync.source})",
+        found=found,
         expected="a loss that does: " + ", ".join(f"fl.loss.{name}()" for name in names),
         hint=hint,
     )

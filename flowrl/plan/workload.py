@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrl.cost.demand import phase_of, samples_per_prompt
+from flowrl.cost.demand import phase_of, samples_of_step
 from flowrl.cost.memory import Phase, Workload
 from flowrl.graph.ir import Graph, Node, Op
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -41,7 +41,7 @@ def workload(role: RoleRequest, request: PlanRequest, graph: Graph, dtype: str) 
 
 def samples_of(node: Node, graph: Graph, request: PlanRequest) -> int:
     """Samples of a step that a node makes or reads at most."""
-    return request.prompts_per_step * samples_per_prompt(graph, node, request.group_size)
+    return samples_of_step(graph, node, request.prompts_per_step, request.group_size)
 
 
 def rows_per_update(node: Node, graph: Graph, request: PlanRequest) -> int:

@@ -1,6 +1,7 @@
 """The workflow language: a Python function that runs on symbolic handles and leaves a graph."""
 
 from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
+from flowrl.program.buffers import replay
 from flowrl.program.children import mean_of_children, parent, prompts_of
 from flowrl.program.formulas import log, map_of, weighted_sum
 from flowrl.program.handles import (
@@ -57,6 +58,7 @@ __all__ = [
     "parse",
     "prompts_of",
     "registered_workflows",
+    "replay",
     "select",
     "shaping",
     "weighted_sum",

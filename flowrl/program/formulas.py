@@ -52,7 +52,7 @@ from flowrl.program.operation import (
 )
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
-from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Scalar, SelectSpec
+from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Replay, Scalar, SelectSpec
 from flowrl.specs.advantage import OptimalTokenBaseline, Per, ReinforcePP, ReMax, UserAdvantage
 from flowrl.specs.filters import BestAndWorst
 from flowrl.specs.maps import UserMap, WeightedSum, split_key
@@ -223,10 +223,10 @@ def own_advantage(
 
 
 def add_subset(
-    op: Op, spec: FilterSpec | SelectSpec, rollout: Rollout, scores: Scores
+    op: Op, spec: FilterSpec | SelectSpec | Replay, rollout: Rollout, scores: Scores
 ) -> tuple[Rollout, Scores]:
-    """Adds the node of a filter or a selection; returns the samples that it keeps, with scores."""
-    name = f"fl.{op}.{spec.kind}"
+    """Adds a filter, a selection or a buffer; returns the samples that it gives, with scores."""
+    name = "fl.replay" if isinstance(spec, Replay) else f"fl.{op}.{spec.kind}"
     tracer = current_tracer(name)
     reads = reads_of(name, {"rollout": (rollout, Rollout), "scores": (scores, Scores)})
     node = tracer.add(

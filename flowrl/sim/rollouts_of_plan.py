@@ -79,7 +79,7 @@ def origins_of(graph: Graph) -> Mapping[str, str]:
     for node in graph.nodes:
         maker = made[node.id]
         reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
-        if node.op in (Op.FILTER, Op.SELECT, *JOINS):
+        if node.op in (Op.FILTER, Op.SELECT, Op.REPLAY, *JOINS):
             origins = [found[source] for source in reads]
             drawn = [name for name in origins if graph.node(name).op is not Op.SOURCE]
             found[node.id] = (drawn or origins)[0]

@@ -12,6 +12,7 @@ from flowrl.specs.kl import KL
 from flowrl.specs.loss import CrossEntropy, LossSpec, OwnLoss, PolicyClip
 from flowrl.specs.maps import MapSpec
 from flowrl.specs.prompts import PromptsSpec
+from flowrl.specs.replay import Replay
 
 __all__ = [
     "KL",
@@ -27,6 +28,7 @@ __all__ = [
     "OwnLoss",
     "PolicyClip",
     "PromptsSpec",
+    "Replay",
     "Sampling",
     "Scalar",
     "SelectSpec",

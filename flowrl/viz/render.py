@@ -53,6 +53,7 @@ _DOT_SHAPES = {
     Op.FILTER: "hexagon",
     Op.SELECT: "hexagon",
     Op.PROMPTS_OF: "cylinder",
+    Op.REPLAY: "cylinder",
     Op.LOG: "note",
 }
 _NO_ROLE = ("#f4f4f4", "#777777")
@@ -125,6 +126,7 @@ _MERMAID_SHAPES: dict[Op, tuple[str, str]] = {
     Op.FILTER: ("{{", "}}"),
     Op.SELECT: ("{{", "}}"),
     Op.PROMPTS_OF: ("[(", ")]"),
+    Op.REPLAY: ("[(", ")]"),
     Op.LOG: (">", "]"),
 }
 

@@ -6,7 +6,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.cost import Phase
-from flowrl.cost.demand import phase_of, response_bound, samples_per_prompt
+from flowrl.cost.demand import phase_of, response_bound, samples_of_step, samples_per_prompt
 from flowrl.graph import Graph, Op
 from flowrl.specs import Sampling
 
@@ -98,3 +98,15 @@ def test_an_episode_has_its_turns_and_what_is_said_before_each(graph):
     )
     assert response_bound(lowered, lowered.node("actor.generate"), default) == 9
     assert response_bound(lowered, lowered.node("actor.generate.2"), default) == 5 * (20 + 7)
+
+
+def test_samples_of_a_replay_are_those_of_its_groups():
+    @fl.workflow
+    def program(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts, n=4)
+        old, scores = fl.replay(*fl.select.top(rollout, judge.score(rollout), k=2), n=3)
+        actor.update(old, advantages=fl.advantage.group_relative(scores))
+
+    graph = program.trace()
+    for node, number in (("actor.generate", 80), ("select", 40), ("replay", 6), ("advantage", 6)):
+        assert samples_of_step(graph, graph.node(node), prompts=20, group_size=100) == number

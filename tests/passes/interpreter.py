@@ -49,6 +49,7 @@ class World:
         weights: Of every model, now.
         begun: The same at the start of the step.
         logged: What log nodes saw in the step.
+        held: What replay nodes got in the step before.
     """
 
     context: Context
@@ -57,6 +58,7 @@ class World:
     weights: dict[str, float] = field(default_factory=dict)
     begun: dict[str, float] = field(default_factory=dict)
     logged: dict[str, float] = field(default_factory=dict)
+    held: dict[str, Fields] = field(default_factory=dict)
 
 
 def run_steps(graph: Graph, context: Context, num_steps: int) -> list[dict[str, float]]:
@@ -122,6 +124,8 @@ def _run(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) ->
             return _filter(given["rollout"], given["scores"]["score"])
         case Op.SELECT:
             return _select(node, given["rollout"], given["scores"]["score"])
+        case Op.REPLAY:
+            return _replay(node, {**given["rollout"], "score": given["scores"]["score"]}, world)
         case Op.MAP:
             return _map(node, given)
         case Op.PROMPTS_OF:
@@ -261,6 +265,13 @@ def _pair(preferred: Fields, other: Fields) -> Fields:
         for name in both
     }
     return {**pairs, "preferred": np.tile([1.0, 0.0], len(rows))}
+
+
+def _replay(node: Node, given: Fields, world: World) -> Fields:
+    """Returns what it got in the step before, and nothing in the first one."""
+    nothing = {name: values[:0] for name, values in given.items()}
+    earlier, world.held[node.id] = world.held.get(node.id, nothing), given
+    return earlier
 
 
 def _map(node: Node, given: Mapping[str, Fields]) -> Fields:

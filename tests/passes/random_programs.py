@@ -37,6 +37,7 @@ class Lesson:
     Attributes:
         samples: `examples` or `pairs` of the data, or what `generator` draws (the learner where
             it is None): a `rollout`, or `episodes`.
+        replay: Whether it learns from samples of earlier steps; the loss then corrects for it.
         judged: `rewards` leaves the advantage to the config, `advantages` gives one a sample,
             `two rewards` of the sum of two, `tokens` one a token, `penalised tokens` with a KL
             penalty in the reward, `critic` those of a critic that learns too, `turns` of episodes,
@@ -57,6 +58,7 @@ class Lesson:
     temperature: float | None = None
     sampling: Sampling | None = None
     subset: str | None = None
+    replay: bool = False
     judged: str = "rewards"
     std: str = "group"
     loss: str | None = None
@@ -79,6 +81,7 @@ on_rollouts = st.builds(
     temperature=st.sampled_from([None, 0.5]),
     sampling=st.sampled_from([None, None, Sampling(top_p=0.5, max_tokens=3)]),
     subset=st.sampled_from([None, "filter", "top", "threshold", "pairs", "solutions"]),
+    replay=st.booleans(),
     judged=st.sampled_from(
         [
             "rewards",
@@ -180,6 +183,8 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
         rollout, scores = fl.select.top(rollout, scores, k=2)
     elif lesson.subset == "threshold":
         rollout, scores = fl.select.threshold(rollout, scores, at_least=0.5)
+    if _replays(lesson):
+        rollout, scores = fl.replay(rollout, scores, n=2)
     updates, arguments = _judge(lesson, rollout, scores, handles)
     if lesson.kl is not None:
         given = [handles[name].logprobs(rollout) for name in lesson.references]
@@ -191,6 +196,10 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
     if lesson.old and lesson.loss in ("old", "decoupled"):
         arguments["old"] = handles[learner].logprobs(rollout)
     return [*updates, (learner, rollout, arguments)]
+
+
+def _replays(lesson: Lesson) -> bool:
+    return lesson.replay and lesson.loss in (None, "policy_clip", "decoupled")
 
 
 def _name(name: str, handles: dict[str, Any]) -> str:
@@ -236,7 +245,11 @@ def _judge(
             return [], {"advantages": fl.advantage.reinforce_pp(scores, rollout, **penalty)}
         case "turns" if lesson.samples == "episodes":
             return [], {"advantages": fl.advantage.group_in_group(scores, rollout)}
-        case "children" if lesson.samples == "rollout" and lesson.subset in (None, "filter"):
+        case "children" if (
+            lesson.samples == "rollout"
+            and lesson.subset in (None, "filter")
+            and not _replays(lesson)
+        ):
             fl.log(_name("seen", handles), scores)
             prompts = fl.prompts_of(rollout, template="{prompt}{response}?")
             critique = handles["teacher"].generate(prompts, n=lesson.n)

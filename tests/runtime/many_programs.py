@@ -237,6 +237,19 @@ def guessing(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment) -> 
 
 
 @fl.workflow
+def replaying(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """RePO on prompts that are sometimes solved: fresh samples, and then earlier ones."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    kept, kept_scores = fl.filter.zero_variance(rollout, scores)
+    old, old_scores = fl.replay(kept, kept_scores, n=2, capacity=6, max_age=2)
+    fl.log("replayed_score", old_scores)
+    advantages = fl.advantage.group_relative(old_scores)
+    actor.update(rollout, scores)
+    actor.update(old, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
+@fl.workflow
 def generation(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Scored samples as data, with greedy ones beside them; nothing is updated."""
     rollout = actor.generate(prompts)
@@ -275,6 +288,7 @@ CONFIGS: Mapping[str, Any] = {
             "distillation",
             "best_of_n",
             "generation",
+            "replaying",
             "stated_numbers",
         )
     },

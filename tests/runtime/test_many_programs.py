@@ -229,6 +229,23 @@ def test_a_program_without_an_update_leaves_its_samples_and_numbers_and_no_model
     assert not list(result.folder.glob("checkpoints/*/actor"))  # nothing is trained
 
 
+def test_replayed_samples_are_counted_apart_and_are_consumed_once(tmp_path: Path):
+    result = run_of("replaying", tmp_path)
+    folder = RunFolder.open(result.folder)
+    rows = list(folder.samples())
+    assert {row.end for row in rows} == {"consumed"}
+    assert len(rows) == STEPS * 16
+    first, second, third = extras(result)
+    assert (first["replay/samples"], first["skipped_nodes"]) == (0.0, 4.0)
+    for numbers in (second, third):
+        assert numbers["replay/samples"] == 8.0  # two groups of four
+        assert 1.0 <= numbers["replay/age/mean"] <= numbers["replay/age/max"] <= 2.0
+        # Scores are those of the step that sampled them, so multiples of a quarter of a group.
+        assert numbers["replayed_score"] * 8 % 1 == 0
+        assert numbers["staleness/max"] == 0.0  # of the fresh ones
+    assert [step.num_samples for step in folder.steps()] == [16, 24, 24]
+
+
 def test_episodes_are_evaluated_by_what_their_environment_measures(tmp_path: Path):
     result = run_of("guessing", tmp_path)
     (before, after) = RunFolder.open(result.folder).evaluations()

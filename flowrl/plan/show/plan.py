@@ -343,6 +343,11 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             return f"{operation.node} checks each group as soon as it is complete"
         case "filter" | "select":
             return f"{operation.node} checks the groups of the batch"
+        case "replay":
+            return (
+                f"{operation.node} holds the groups of the batch in the driver's memory, which the "
+                f"plan does not count, and returns at most {_many(samples, 'earlier sample')}"
+            )
         case "map" if operation.start is StartUnit.SAMPLE:
             return f"{operation.node} is computed for each sample as it is scored"
         case "advantage" | "map":

@@ -190,7 +190,7 @@ def read_unused(folder: Path, item_of: Callable[[GroupId], PromptItem]) -> Unuse
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
-            "the samples of this checkpoint that no step has used cannot be read",
+            "the samples of this checkpoint cannot be read",
             where=str(folder),
             found=f"{type(error).__name__}: {error}",
         ) from error

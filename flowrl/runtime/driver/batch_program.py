@@ -41,7 +41,8 @@ from flowrl.runtime.driver.batch_nodes import (
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, is_due, role_of
 from flowrl.runtime.driver.joins import make_pairs
-from flowrl.runtime.driver.payloads import StepBatch, scores_by
+from flowrl.runtime.driver.payloads import SampleSet, StepBatch, fill_fields, sample_set, scores_by
+from flowrl.runtime.driver.replay import HeldGroup, ReplayBuffer, held_groups
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
@@ -82,6 +83,7 @@ class BatchProgram:
             logprobs.
 
     Attributes:
+        buffers: What each replay node holds.
         kl_coefficients: Coefficients by update node whose penalty adapts, once it has run.
 
     Raises:
@@ -96,6 +98,7 @@ class BatchProgram:
         samplings: Mapping[NodeId, Sampling],
         texts: Texts,
         samplers: Mapping[NodeId, Sampler] | None = None,
+        buffers: Mapping[NodeId, ReplayBuffer] | None = None,
     ) -> None:
         self.parts = parts
         self.texts = texts
@@ -103,6 +106,7 @@ class BatchProgram:
         self._context = context
         self._samplings = samplings
         self._samplers = samplers or {}
+        self.buffers = buffers or {}
         self.kl_coefficients: dict[NodeId, float] = {}
         # Filters of an asynchronous rollout run maps in another thread than the batch part does,
         # and a user's function need not expect that.
@@ -112,7 +116,7 @@ class BatchProgram:
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
         self._squared = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_squares(graph, n)}
         for node in parts.batch:
-            if node.op not in (*_HANDLERS, *JOINS, Op.SYNC):
+            if node.op not in (*_HANDLERS, *JOINS, *_WITHOUT_SAMPLES):
                 raise PlanError(
                     f"the local executor cannot run {node.op!r}",
                     where=str(node.source or node.id),
@@ -161,7 +165,7 @@ class BatchProgram:
                 step.skipped.append(node.id)
             return
         samples = step.sets.get(self._reads_set(node))
-        if not samples and node.op is not Op.SYNC:
+        if not samples and node.op not in _WITHOUT_SAMPLES:
             step.skipped.append(node.id)
             return
         if not is_needed or (node.op is Op.UPDATE and not is_due(node, step.number)):
@@ -170,6 +174,8 @@ class BatchProgram:
         self._context.before(node.id)
         if node.op is Op.SYNC:
             self._sync(node, step)
+        elif node.op is Op.REPLAY:
+            self._replay(node, step, samples)
         else:
             assert samples is not None
             _HANDLERS[node.op](self, NodeInputs(self.parts, node, step, samples), step)
@@ -178,7 +184,7 @@ class BatchProgram:
 
     def _reads_set(self, node: Node) -> NodeId:
         """Returns the set on which a node works: its own, or the larger one that it reduces."""
-        if node.op not in (Op.FILTER, Op.SELECT):
+        if node.op not in (Op.FILTER, Op.SELECT, Op.REPLAY):
             return self.parts.made[node.id]
         edge = self.parts.graph.feeding(node.id, "rollout")
         assert edge is not None  # the verifier of graphs proves it
@@ -233,6 +239,37 @@ class BatchProgram:
 
     def _select(self, inputs: NodeInputs, step: StepBatch) -> None:
         make_subset(inputs, step, rows_selected(inputs))
+
+    def _replay(self, node: Node, step: StepBatch, samples: SampleSet | None) -> None:
+        """Takes up the samples of this step, which may be none, and returns earlier ones."""
+        rollout = self.parts.graph.node(*self.parts.roots(node.id))
+        policy = self.parts.graph.generator_of(rollout)
+        assert policy is not None  # the verifier of graphs proves it
+        version = self._context.policies[role_of(policy)].version
+        fresh: list[HeldGroup] = []
+        if samples:
+            scores = NodeInputs(self.parts, node, step, samples).floats("scores", "score")
+            assert scores is not None  # the verifier of graphs proves it
+            fresh = held_groups(samples, scores.tolist(), version)
+        buffer = self.buffers[node.id]
+        chosen = buffer.draw(step.number, version, fresh)
+        step.replayed |= {
+            f"{node.id}/held": float(len(buffer.held)),
+            f"{node.id}/samples": float(sum(len(group.members) for group in chosen)),
+        }
+        if not chosen:
+            step.skipped.append(node.id)
+            return
+        made = sample_set(rollout.id, [(group.group, group.members) for group in chosen])
+        step.sets[node.id] = made
+        fill_fields(node, step, made)
+        scored = [score for group in chosen for score in group.scores]
+        step.values[node.id, "score"] = np.array(scored, np.float32)
+        ages = [version - group.version for group in chosen for _ in group.members]
+        step.replayed |= {
+            f"{node.id}/age/mean": float(np.mean(ages)),
+            f"{node.id}/age/max": float(max(ages)),
+        }
 
     def _map(self, inputs: NodeInputs, step: StepBatch) -> None:
         with self._mapping:
@@ -307,6 +344,9 @@ class BatchProgram:
         assert edge is not None  # the verifier of graphs proves it
         return role_of(self.parts.graph.node(edge.src))
 
+
+_WITHOUT_SAMPLES = (Op.SYNC, Op.REPLAY)
+"""Operations that run also where the step has no samples for them."""
 
 _HANDLERS: Mapping[Op, Callable[[BatchProgram, NodeInputs, StepBatch], None]] = {
     Op.ADVANTAGE: BatchProgram._advantage,

@@ -108,11 +108,14 @@ class GraphParts:
         return node in self._streaming
 
     def origin(self, node: NodeId) -> NodeId:
-        """Returns the rollout, the source or the join of sets of which a node's samples are."""
+        """Returns the rollout, the source, the replay or the join of which a node's samples are."""
         return self._origins[node]
 
     def roots(self, node: NodeId) -> frozenset[NodeId]:
-        """Returns the rollouts and sources of a node's samples: several where sets were joined."""
+        """Returns the rollouts and sources of a node's samples: several where sets were joined.
+
+        Those of replayed samples are of earlier steps.
+        """
         return self._roots[node]
 
     def _origin_of(self, node: Node) -> NodeId:
@@ -125,7 +128,7 @@ class GraphParts:
 
     def _roots_of(self, node: Node) -> frozenset[NodeId]:
         origin = self._by_id[self._origins[node.id]]
-        if origin.op not in JOINS:
+        if origin.op not in (*JOINS, Op.REPLAY):
             return frozenset({origin.id})
         return frozenset().union(*(self._roots[e.src] for e in sample_edges(self.graph, origin)))
 

@@ -358,6 +358,7 @@ class StepBatch:
         updates: The optimizer steps of each update node, in order.
         kl_coefficients: The coefficient that each update node's adaptive penalty had.
         logged: Numbers that the program logs, by name.
+        replayed: Numbers of replayed samples, by name.
         skipped: Nodes that had no sample to work on.
         seconds: Wall time by operation.
     """
@@ -368,6 +369,7 @@ class StepBatch:
     updates: dict[NodeId, list[OptimizerStep]] = field(default_factory=dict)
     kl_coefficients: dict[NodeId, float] = field(default_factory=dict)
     logged: dict[str, float] = field(default_factory=dict)
+    replayed: dict[str, float] = field(default_factory=dict)
     skipped: list[NodeId] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

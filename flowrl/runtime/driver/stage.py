@@ -28,6 +28,7 @@ from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
 from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
+from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
@@ -108,6 +109,11 @@ class Stage:
         self._unused: dict[NodeId, UnusedSamples] = {}  # at the last boundary
         self._boundary = self._written()
 
+    @property
+    def buffers(self) -> Mapping[NodeId, ReplayBuffer]:
+        """What each replay node holds at the last boundary."""
+        return self._program.buffers
+
     def publish(self, engine: EngineId, version: int) -> None:
         """Reports to the rollouts that sample from `engine` that it serves weights `version`.
 
@@ -131,6 +137,8 @@ class Stage:
         for node, unused in self._unused.items():
             if unused:
                 write_unused(folder / UNUSED / node, unused)
+        for node, buffer in self._program.buffers.items():
+            buffer.save(folder / REPLAYED / node)
 
     def close(self) -> None:
         """Ends the engines and journals of the stage; idempotent."""
@@ -188,6 +196,8 @@ class Stage:
         """Ends a step: assigns scores, and writes the state of the next boundary."""
         self._report.assign_scores(step, generated)
         self._observe(generated)
+        for buffer in self._program.buffers.values():
+            buffer.commit()
         self._boundary = self._written()
         self._flush_journals()
         return self._report.result(step, generated, started)
@@ -212,6 +222,7 @@ class Stage:
         return {
             "cursors": {node: source.cursor.to_json() for node, source in self._sources.items()},
             "kl_coefficients": dict(self._program.kl_coefficients),
+            "replayed": {node: buffer.state() for node, buffer in self._program.buffers.items()},
         }
 
     def _generate(

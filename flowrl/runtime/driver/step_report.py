@@ -118,6 +118,7 @@ class StepReport:
                 made
                 for node in updates or results(parts.graph)
                 if part.node.id in parts.roots(made := parts.made[node.id])
+                and parts.graph.node(parts.origin(made)).op is not Op.REPLAY
             ]
             for part in parts.rollouts
         }
@@ -272,7 +273,7 @@ class StepReport:
         ends: Mapping[NodeId, Sequence[_Ended]],
     ) -> StepMetrics:
         """Adds rewards and lengths of all scored samples, filtered ones too."""
-        extra = dict(step.logged)
+        extra = {**step.logged, **step.replayed}
         if step.skipped:
             extra["skipped_nodes"] = float(len(step.skipped))
         num_tokens = 0

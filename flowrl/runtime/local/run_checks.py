@@ -151,7 +151,12 @@ def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
         return
     parts = GraphParts(stage.graph)
     judging = {node.id for part in parts.rollouts for node in part.filters}
-    late = [node for node in stage.graph.of_op(Op.FILTER) if node.id not in judging]
+    replayed = {node.id for node in stage.graph.of_op(Op.REPLAY)}
+    late = [
+        node
+        for node in stage.graph.of_op(Op.FILTER)
+        if node.id not in judging and parts.origin(node.id) not in replayed
+    ]
     sources = [part.source for part in parts.rollouts]
     if config.executor == "eager":
         problem = "a program that runs line by line has no line that takes further prompts"

@@ -188,9 +188,9 @@ class OpenRun:
         That step must have changed no weights, and have left nothing in the engines.
         """
         assert self._stage is not None
-        state = self._stage.state()
+        state, buffers = self._stage.state(), self._stage.buffers
         self._stage.close()
-        self._stage = self._maker().make(self._stages[index], state)
+        self._stage = self._maker().make(self._stages[index], state, buffers=buffers)
         return self._stage
 
     def _maker(self) -> StageMaker:

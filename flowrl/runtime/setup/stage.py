@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flowrl.backend.batch import Sampler
@@ -19,6 +20,7 @@ from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
+from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.step_report import StepReport
@@ -33,7 +35,7 @@ from flowrl.runtime.setup.rollouts import DriverMaker, RolloutMaker, sampling_of
 from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.runtime.setup.user_inputs import shares_of
 from flowrl.runtime.workers import Residency
-from flowrl.specs import Sampling
+from flowrl.specs import Replay, Sampling
 
 __all__ = ["StageMaker"]
 
@@ -64,12 +66,17 @@ class StageMaker:
     journals: RolloutJournals
 
     def make(
-        self, stage: CompiledStage, state: State | None, checkpoint: Path | None = None
+        self,
+        stage: CompiledStage,
+        state: State | None,
+        checkpoint: Path | None = None,
+        buffers: Mapping[NodeId, ReplayBuffer] | None = None,
     ) -> Stage:
         """Makes a stage at its beginning, or at a checkpoint's state.
 
         Args:
             checkpoint: The folder that `state` comes from.
+            buffers: Replayed samples of the stage that this one goes on for.
 
         Raises:
             CheckpointError: the state is of other data.
@@ -77,10 +84,12 @@ class StageMaker:
         parts = GraphParts(stage.graph)
         residency = Residency(stage.plan, self.policies.workers)
         tokenizers = self._tokenizers(parts)
-        program = self._program(stage, parts, residency, Texts(tokenizers))
+        sources = self._sources(stage, state)
+        if buffers is None:
+            buffers = self._buffers(stage, parts, sources, state, checkpoint)
+        program = self._program(stage, parts, residency, Texts(tokenizers), buffers)
         if state is not None:
             program.restore(part_of(state, "kl_coefficients"))
-        sources = self._sources(stage, state)
         row_samples = self._row_samples(stage)
         report = StepReport(stage.name, parts, self.policies.use.policy, tokenizers)
         maker = RolloutMaker(
@@ -167,8 +176,39 @@ class StageMaker:
                     found.setdefault(made, tokenizer)
         return found
 
+    def _buffers(
+        self,
+        stage: CompiledStage,
+        parts: GraphParts,
+        sources: Sequence[Source],
+        state: State | None,
+        checkpoint: Path | None,
+    ) -> dict[NodeId, ReplayBuffer]:
+        """Returns what each replay node holds: nothing, or the samples of a checkpoint."""
+        found: dict[NodeId, ReplayBuffer] = {}
+        for node in stage.graph.of_op(Op.REPLAY):
+            spec = node.attr("spec")
+            assert isinstance(spec, Replay)
+            names = ("replay", stage.name, node.id)
+            seed_of = partial(_seed_of_step, self.config.seed, names)
+            found[node.id] = buffer = ReplayBuffer(spec, seed_of)
+            if state is None:
+                continue
+            assert checkpoint is not None  # a stage without one hands its buffers over
+            (rollout,) = parts.roots(node.id)
+            prompts = next(part.source for part in parts.rollouts if part.node.id == rollout)
+            (source,) = (source for source in sources if source.node == prompts)
+            held = part_of(state, "replayed").get(node.id)
+            buffer.restore(held, checkpoint / REPLAYED / node.id, source.item_of)
+        return found
+
     def _program(
-        self, stage: CompiledStage, parts: GraphParts, residency: Residency, texts: Texts
+        self,
+        stage: CompiledStage,
+        parts: GraphParts,
+        residency: Residency,
+        texts: Texts,
+        buffers: Mapping[NodeId, ReplayBuffer],
     ) -> BatchProgram:
         # Likelihoods of examples are of the model as it is, whatever its rollouts' temperature.
         plain = replace(sampling_of(stage.config), temperature=1.0)
@@ -194,7 +234,7 @@ class StageMaker:
             for part in parts.rollouts
             if samplings[part.node.id].logprobs == "sampler"
         }
-        return BatchProgram(parts, stage.plan, context, samplings, texts, samplers)
+        return BatchProgram(parts, stage.plan, context, samplings, texts, samplers, buffers)
 
     def _sources(self, stage: CompiledStage, state: State | None) -> list[Source]:
         nodes = [node for node in stage.graph.of_op(Op.SOURCE) if not node.inputs]
@@ -257,3 +297,7 @@ class StageMaker:
             observes=curriculum is not None,
             prompts=prompts,
         )
+
+
+def _seed_of_step(seed: int, names: tuple[str, ...], step: int) -> int:
+    return derive_seed(seed, *names, str(step))
