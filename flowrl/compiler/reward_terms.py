@@ -151,7 +151,7 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
         answer=any(map(_reads_answer, terms)) or _environment_reads(config, graphs),
         number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
         solution=train and bool(kinds & {"examples", "pairs"}),
-        rejected=train and "pairs" in kinds,
+        rejected="pairs" in kinds,
         fields=_mapped_fields(graphs) if train else (),
     )
 

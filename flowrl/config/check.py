@@ -16,7 +16,7 @@ from flowrl.config.data import ArithmeticData, DataConfig, RowFields
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.roles import CharTokenizer, FreshModel
-from flowrl.config.schema import EvalConfig, SamplingConfig
+from flowrl.config.schema import PAIR_ACCURACY, REWARD_MARGIN, EvalConfig, SamplingConfig
 from flowrl.errors import ConfigError, combine
 from flowrl.wording import listing, one_of_them, suggestion
 
@@ -301,7 +301,8 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
         known = [*measured, *in_sets] if key == "eval.metric" else measured
         # pass@k of a term is there if all its values are 0 or 1, which shows when it is measured.
         term = re.sub(r"pass@\d+/", "", metric)
-        if term not in known and not (key == "eval.metric" and is_default):
+        of_pairs = metric in (PAIR_ACCURACY, REWARD_MARGIN)  # which workflows decide
+        if term not in known and not of_pairs and not (key == "eval.metric" and is_default):
             yield ConfigError(
                 f"{key} is {metric!r}, which no reward term measures",
                 where=loaded.where(key),

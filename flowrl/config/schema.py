@@ -33,6 +33,8 @@ from flowrl.specs.loss import Aggregation
 
 __all__ = [
     "MOST_ALTERNATIVES",
+    "PAIR_ACCURACY",
+    "REWARD_MARGIN",
     "AdvantageConfig",
     "AlgorithmConfig",
     "EnvironmentTimesConfig",
@@ -178,6 +180,11 @@ class HeldOutConfig(Section):
     temperature: Annotated[Temperature, Field(ge=0)] | None = None
 
 
+PAIR_ACCURACY = "pair_accuracy"
+REWARD_MARGIN = "reward_margin"
+"""Metrics of pairs, those that a step trains on and held-out ones."""
+
+
 class EvalConfig(Section):
     """Evaluations on held-out data: before the last stage, after it, and between.
 
@@ -187,7 +194,7 @@ class EvalConfig(Section):
         samples: Samples of each prompt; with several there are pass@k metrics.
         temperature: 1 samples from the model as it is; 0 is greedy.
         metric: The metric of the last line and of the best model: `accuracy`, `format`, the name
-            of another term, or `SET/METRIC` of one of `sets`.
+            of another term, `pair_accuracy` (of held-out pairs), or `SET/METRIC` of one of `sets`.
         score: The role whose score is the held-out `score`, where the policy learns from the scores
             of several.
         sets: Further held-out sets, by name.

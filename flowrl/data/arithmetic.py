@@ -22,17 +22,18 @@ _MISTAKES = (1, 2, 9, 10, 11, 20)
 class _Sums(RowSequence):
     """Rows made on demand: three digits have a million pairs.
 
-    For pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
+    For pairs of answers, all sums to train on come `_TIMES` times, each time with another wrong
+    answer.
     """
 
     def __init__(self, digits: int, split: Split, sums: Ints, needs: RowNeeds) -> None:
         self._digits = digits
         self._split = split
         self._sums = sums
-        self._pairs = needs.rejected and split == "train"
+        self._pairs = needs.rejected
 
     def __len__(self) -> int:
-        return len(self._sums) * (_TIMES if self._pairs else 1)
+        return len(self._sums) * (_TIMES if self._pairs and self._split == "train" else 1)
 
     def _row(self, index: int) -> Row:
         digits = self._digits

@@ -215,8 +215,8 @@ class RowBuilder:
         self._source = source
         self._needs = needs
         self._keys = keys
-        pairs = needs.rejected and split == "train"
-        self._rejected = self._template("rejected") if pairs else None
+        self._needs_pairs = split == "train"  # held-out rows may be pairs
+        self._rejected = self._template("rejected") if needs.rejected else None
         self._prompt = self._template("prompt")
         self._solution = self._template("solution") if source.solution or needs.solution else None
         self._before: list[Message] = []
@@ -240,8 +240,9 @@ class RowBuilder:
         solution = self._response(self._solution, fields, needed=self._needs.solution)
         rejected: str | None = None
         if self._rejected is not None:
-            rejected = self._response(self._rejected, fields, needed=True)
-            self._check_pair(fields, solution, rejected)
+            rejected = self._response(self._rejected, fields, needed=self._needs_pairs) or None
+            if self._needs_pairs or rejected is not None:
+                self._check_pair(fields, solution, rejected or "")
         for name in self._needs.fields:
             field_value(fields, name, key=f"a map (row.{name})")
         return Row(

@@ -86,7 +86,8 @@ class RowNeeds:
         answer: True if a reward or an environment reads the answer.
         number: True if a reward reads the answer as one number (`flowrl.algo.numbers`).
         solution: True if a stage learns from the solution, the preferred response of pairs.
-        rejected: True if a stage learns from pairs; only then are rejected responses read.
+        rejected: True if a stage learns from pairs; only then are rejected responses read. A
+            held-out row may lack one.
         fields: Further fields of rows that maps read, by their paths.
     """
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Self
 
+from flowrl.config.schema import PAIR_ACCURACY, REWARD_MARGIN
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
 
@@ -166,7 +167,7 @@ class EvaluationRow:
     num: int
     samples: int = 1
     temperature: float
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -296,12 +297,14 @@ class Summary:
         """`held-out sampled accuracy: before 0.41 after 0.94`, the last line of a run."""
         if self.before is None and self.after is None:
             return f"held-out {self.metric}: not measured"
-        how = "sampled" if self.temperature > 0 else "greedy"
+        how = "sampled " if self.temperature > 0 else "greedy "
+        if self.metric in (PAIR_ACCURACY, REWARD_MARGIN):
+            how = ""
         before, after = (
             "not measured" if value is None else f"{value:.2f}"
             for value in (self.before, self.after)
         )
-        return f"held-out {how} {self.metric}: before {before} after {after}"
+        return f"held-out {how}{self.metric}: before {before} after {after}"
 
     def to_json(self) -> dict[str, object]:
         """Returns the contents of summary.json."""

@@ -261,6 +261,7 @@ def test_a_metric_that_nothing_measures_is_refused() -> None:
     assert "did you mean 'accuracy'?" in text
     assert "stage.sft.stop.metric" in message("stage.sft.stop={metric: format, at_least: 0.5}")
     check("eval.metric=score")
+    check("eval.metric=pair_accuracy")
 
 
 def test_a_stage_cannot_stop_at_what_nothing_measures() -> None:

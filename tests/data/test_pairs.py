@@ -43,9 +43,16 @@ def test_rejected_responses_are_not_looked_at_where_no_stage_learns_from_pairs(t
     path = write(tmp_path / "d.jsonl", {"prompt": "p", "answer": "a", "rejected": ["odd"]})
     data = DataConfig(train=path, rejected="{")
     assert load_rows(path, data, split="train")[0].rejected is None
-    assert read_pairs(path, "eval")[0].rejected is None
     with pytest.raises(ConfigError, match=r"data\.rejected: a single"):
         load_rows(path, data, split="train", needs=PAIRS)
+
+
+def test_held_out_rows_are_pairs_where_they_have_two_responses(tmp_path):
+    path = write(tmp_path / "d.jsonl", PAIR, {"prompt": "p", "answer": "a"})
+    assert [row.rejected for row in read_pairs(path, "eval")] == ["bad", None]
+    alike = write(tmp_path / "e.jsonl", {**PAIR, "rejected": "good"})
+    with pytest.raises(DataError, match="are the same"):
+        read_pairs(alike, "eval")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,9 @@ def test_each_sum_stands_among_the_pairs_with_several_wrong_answers():
     assert len({row.rejected for row in same}) > 1
     assert pairs[9000:9003][1].index == 9001
     held_out = ArithmeticData(kind="arithmetic", split="eval")
-    assert len(load_rows(held_out, data, split="eval", needs=PAIRS)) == held_out.held_out
+    rows = load_rows(held_out, data, split="eval", needs=PAIRS)
+    assert len(rows) == held_out.held_out
+    assert all(row.rejected not in (None, row.solution) for row in rows[:50])
 
 
 def test_the_wrong_sums_are_as_they_were():

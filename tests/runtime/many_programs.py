@@ -269,6 +269,12 @@ def stated_numbers(prompts: fl.Prompts, *, actor: fl.Policy) -> None:
     actor.update(rollout, digits)
 
 
+def scored_by(role: str, program: str, runs: Path, **changes: Any) -> dict[str, Any]:
+    """The configuration of a program with several rewards, of which one scores held-out samples."""
+    config = config_of(program, runs, **changes)
+    return {**config, "eval": {**config["eval"], "score": role}}
+
+
 CONFIGS: Mapping[str, Any] = {
     **{
         program: lambda runs, program=program, **changes: config_of(program, runs, **changes)
@@ -281,7 +287,6 @@ CONFIGS: Mapping[str, Any] = {
             "own_preferences",
             "preferred_solutions",
             "greedy_baseline",
-            "two_rewards",
             "old_policy",
             "self_play",
             "two_learners",
@@ -292,6 +297,7 @@ CONFIGS: Mapping[str, Any] = {
             "stated_numbers",
         )
     },
+    "two_rewards": lambda runs, **changes: scored_by("verifier", "two_rewards", runs, **changes),
     "guessing": games_of,
 }
 """For each program, what makes its configuration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from flowrl.runtime.driver.filters import group_sizes
 from flowrl.runtime.driver.payloads import SampleSet, StepBatch
 from flowrl.specs import Sampling
 from tests.runtime.many_programs import greedy_baseline
-from tests.runtime.node_world import MASK, Worker, lowered, program_of, samples
+from tests.runtime.node_world import MASK, OFFSETS, Worker, lowered, program_of, samples
 
 ROLLOUT = NodeId("actor.generate")
 SCORES = {"verifier": [1.0, 0.0, 0.5, 0.5]}
@@ -102,6 +103,33 @@ def test_a_reward_model_scores_and_learns_from_pairs_that_no_mini_batch_separate
     assert first.preferred is not None
     assert first.preferred.tolist() == [True, False, True, False]
     assert (spec.mini_batches, other.mini_batches) == (((0, 1),), ((2, 3),))
+
+
+class Silent(Worker):
+    """A model to which all tokens are certain."""
+
+    def logprobs(self, sequences, temperature):
+        return np.zeros(len(sequences.tokens), np.float32)
+
+
+@fl.workflow
+def preferring(pairs: fl.Pairs, actor: fl.Policy, reference: fl.Policy):
+    actor.update(pairs, reference=reference.logprobs(pairs), loss=fl.loss.dpo(0.5))
+
+
+def test_the_margin_of_a_held_out_pair_is_that_of_scores_or_of_implicit_rewards():
+    step = step_with(samples("pairs"))
+    workers = {"actor": Worker(), "model": Worker(), "reference": Silent()}
+    program = program_of(lowered(modelled), workers)
+    update = program.parts.graph.node("model.update")
+    assert program.pair_margins(update, step).tolist() == [1.0, 1.0]  # lengths 3, 2, 5, 4
+    program = program_of(lowered(preferring), workers)
+    margins = program.pair_margins(program.parts.graph.node("actor.update"), step)
+    logprobs = np.where(MASK, -np.arange(14) / 7, 0)
+    first, second, third, fourth = (logprobs[a:b].sum() for a, b in pairwise(OFFSETS))
+    expected = [0.5 * (first - second), 0.5 * (third - fourth)]
+    np.testing.assert_allclose(margins, expected, rtol=1e-6)
+    assert not workers["actor"].updates
 
 
 def baseline_of(order: list[int], scores: list[float]) -> SampleSet:

@@ -140,6 +140,10 @@ def test_pairs_are_learned_from_without_any_rollout(tmp_path: Path):
     # At first policy and reference agree, so every margin is 0 and the loss is log 2.
     assert rows[0].reward_mean is None
     assert extras(result)[0]["reward_margin"] == pytest.approx(0, abs=0.05)
+    before, after = RunFolder.open(result.folder).evaluations()
+    assert (before.metrics["pair_accuracy"], before.metrics["reward_margin"]) == (0, 0)
+    assert after.metrics["reward_margin"] != 0
+    assert "digit" in after.metrics
 
 
 def test_two_rewards_are_weighed_before_the_filter_and_their_terms_told_apart(tmp_path: Path):
@@ -288,10 +292,16 @@ def only_a_model(pairs: fl.Pairs, *, model: fl.RewardModel) -> None:
     model.update(pairs, loss=fl.loss.bradley_terry())
 
 
-def test_a_run_without_a_policy_exports_its_reward_model_and_evaluates_nothing(tmp_path: Path):
+def test_a_run_without_a_policy_exports_its_reward_model_and_measures_held_out_pairs(
+    tmp_path: Path,
+):
     config = {**CONFIGS["preferences"](tmp_path), "workflow": None}
     result = fl.run(only_a_model, config, display=WatchedDisplay())
-    assert result.summary.headline == "held-out digit: not measured"
+    assert re.match(r"held-out pair_accuracy: before 0[.]\d\d after", result.summary.headline)
+    first, last = RunFolder.open(result.folder).evaluations()
+    assert first.metrics.keys() == {"pair_accuracy", "reward_margin"}
+    assert first.num == 8
+    assert last.metrics["reward_margin"] != first.metrics["reward_margin"]
     assert "score.weight" in weights(result.folder / "model")
     assert extras(result)[0]["score"] == pytest.approx(0, abs=1)
     assert not (result.folder / "trained").exists()

@@ -46,6 +46,7 @@ from flowrl.runtime.driver.replay import HeldGroup, ReplayBuffer, held_groups
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
+from flowrl.specs.loss import DPO, BradleyTerry
 
 __all__ = ["BatchProgram", "StepContext"]
 
@@ -307,6 +308,41 @@ class BatchProgram:
             steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
             self._context.beat()
         self._steer(node, steps, len(batch))
+
+    def pair_margins(self, node: Node, step: StepBatch) -> Floats | None:
+        """Returns float32 `[P]`: how much an update's model prefers the first response of a pair.
+
+        It is the difference of two rewards: a reward model's scores, or the implicit rewards of
+        DPO, which the loss reports of the pairs that it learns from (`reward_margin`).
+
+        Args:
+            node: The update.
+            step: Holds the pairs of its source. The reference's logprobs are added.
+
+        Returns:
+            None if the update's loss knows no reward of a response.
+        """
+        loss, graph = node.attr("loss"), self.parts.graph
+        inputs = NodeInputs(self.parts, node, step, step.sets[self.parts.made[node.id]])
+        reference, train = inputs.edge("reference"), self._worker(node).train
+        if isinstance(loss, BradleyTerry):
+            self._context.before(node.id)
+            rewards = train.scores(inputs.sequences)
+        elif (
+            isinstance(loss, DPO)
+            and reference is not None
+            and (compared := graph.node(reference.src)).op is Op.LOGPROBS
+        ):
+            self.run_node(compared, step)
+            self._context.before(node.id)
+            gap = train.logprobs(self._as_sampled(inputs), self._temperature(inputs))
+            gap = gap - inputs.token_floats(reference, "logprobs")
+            starts = inputs.sequences.offsets[:-1]
+            rewards = np.add.reduceat(np.where(inputs.sequences.response_mask, gap, 0), starts)
+            rewards = np.asarray(loss.beta * rewards, np.float32)
+        else:
+            return None
+        return rewards[::2] - rewards[1::2]
 
     def _penalty(self, node: Node, step: StepBatch) -> KL | None:
         """Returns the KL term of an update, with its present coefficient if it adapts."""

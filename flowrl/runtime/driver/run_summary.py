@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flowrl.config.schema import RunConfig
+from flowrl.config.schema import PAIR_ACCURACY, RunConfig
 from flowrl.errors import CheckpointError
 from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import EvaluationRow, StepMetrics, Summary
@@ -163,13 +163,15 @@ class RunTotals:
         )
 
     def _metric(self) -> str:
-        """Returns the metric of the last line: the configured one, or the score without one.
+        """Returns the metric of the last line: the configured one, or else the score, or of pairs.
 
         A name that the user wrote is measured, as the configuration's checks prove; the default
         need not be.
         """
         asked, measured = self._config.eval.metric, self.after or self.before
-        return asked if measured is None or asked in measured else "score"
+        if measured is None or asked in measured:
+            return asked
+        return "score" if "score" in measured else PAIR_ACCURACY
 
     def _elapsed(self) -> float:
         return self._wall_s + self._clock() - self._started

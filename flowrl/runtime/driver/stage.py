@@ -12,25 +12,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from flowrl.backend.batch import Floats
 from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.graph import Op
-from flowrl.ids import EngineId, GroupId, NodeId, SampleId
+from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.checkpoint.journal import RolloutJournal
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
-from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
 from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.sources import RowSamples, Source
+from flowrl.runtime.driver.sources import Responses, RowSamples, Source
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet
 
@@ -165,6 +166,34 @@ class Stage:
         self._give_rows(step, items, generated)
         self._program.run(step)
         return self._end(step, generated, started)
+
+    def pair_margins(
+        self, items: Sequence[PromptItem], responses: Responses
+    ) -> dict[RoleName, Floats]:
+        """Measures pairs with the models that the stage trains on pairs of the data.
+
+        Args:
+            items: Rows with two responses, which no step has trained on.
+            responses: Their responses.
+
+        Returns:
+            Of each role float32 `[P]`, as in `BatchProgram.pair_margins`.
+        """
+        parts, found = self._program.parts, dict[RoleName, list[Floats]]()
+        for rows in self._row_samples:
+            if not rows.pairs:
+                continue
+            held_out = replace(rows, responses=responses)
+            updates = [n for n in parts.graph.of_op(Op.UPDATE) if parts.made[n.id] == rows.node]
+            size = self._sources[rows.prompts].num
+            for start in range(0, len(items), size):
+                step = StepBatch()
+                held_out.give(items[start : start + size], step)
+                for node in updates:
+                    margins = self._program.pair_margins(node, step)
+                    if margins is not None:
+                        found.setdefault(role_of(node), []).append(margins)
+        return {role: np.concatenate(margins) for role, margins in found.items()}
 
     def _take(self, sources: Iterable[NodeId]) -> dict[NodeId, Sequence[PromptItem]]:
         """Takes the rows of a step from sources."""

@@ -19,8 +19,15 @@ from math import comb
 
 import numpy as np
 
+from flowrl.backend.batch import Floats
 from flowrl.compiler import sampling_of
-from flowrl.config.schema import EvalConfig, RunConfig, StageConfig
+from flowrl.config.schema import (
+    PAIR_ACCURACY,
+    REWARD_MARGIN,
+    EvalConfig,
+    RunConfig,
+    StageConfig,
+)
 from flowrl.data import PromptItem
 from flowrl.errors import ConfigError, RewardError
 from flowrl.graph import Node, Op, scoring_nodes
@@ -40,6 +47,7 @@ __all__ = [
     "evaluation_row",
     "held_out_score",
     "held_out_sets",
+    "with_pairs",
 ]
 
 
@@ -262,6 +270,28 @@ def evaluation_row(
         },
         seconds=time.monotonic() - started,
     )
+
+
+def with_pairs(
+    row: EvaluationRow, margins: Mapping[RoleName, Floats], started: float
+) -> EvaluationRow:
+    """Adds the metrics of held-out pairs to a measurement.
+
+    They are `pair_accuracy`, the share of pairs whose preferred response the model prefers, and
+    `reward_margin`, by how much; of several models each with its role as a prefix.
+
+    Args:
+        margins: The margins of each pair, by the role that was measured.
+        started: When the measurement began, by the monotonic clock.
+    """
+    metrics, errors = dict(row.metrics), dict(row.errors)
+    for role, values in margins.items():
+        prefix = f"{role}/" if len(margins) > 1 else ""
+        for name, each in ((PAIR_ACCURACY, values > 0), (REWARD_MARGIN, values)):
+            metrics[f"{prefix}{name}"] = float(np.mean(each))
+            if len(each) > 1:
+                errors[f"{prefix}{name}"] = float(np.std(each, ddof=1) / np.sqrt(len(each)))
+    return replace(row, metrics=metrics, errors=errors, seconds=time.monotonic() - started)
 
 
 def _pass_sizes(samples: int) -> list[int]:

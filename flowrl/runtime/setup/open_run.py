@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from flowrl.backend.batch import Floats
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.data import fingerprint
@@ -37,6 +38,7 @@ from flowrl.runtime.setup.evaluation import (
     evaluation_row,
     held_out_score,
     held_out_sets,
+    with_pairs,
 )
 from flowrl.runtime.setup.policies import OpenPolicies
 from flowrl.runtime.setup.rollouts import DriverMaker, RolloutSpec
@@ -224,11 +226,34 @@ class OpenRun:
                 measures every set as `eval` says.
 
         Returns:
-            A row for each set; none without held-out data, a policy, or a scorer.
+            A row for each set; none without held-out data, or without a policy and a scorer. Where
+            the stage trains on pairs of the data and `data.eval` has pairs, its row has their
+            metrics too.
 
         Raises:
             RewardError: no sample of a set was scored.
         """
+        started = time.monotonic()
+        pairs = self._pair_margins(num)
+        rows = self._responses_measured(stage, step, num)
+        if not pairs:
+            return rows
+        if not any(not row.name for row in rows):
+            number = len(next(iter(pairs.values())))
+            rows = [EvaluationRow(stage=stage, step=step, num=number, temperature=0.0), *rows]
+        return [row if row.name else with_pairs(row, pairs, started) for row in rows]
+
+    def _pair_margins(self, num: int | None) -> dict[RoleName, Floats]:
+        """Measures the first `num` held-out pairs, or all that an evaluation takes."""
+        prepared, limit = self._prepared_inputs, num or self._config.eval.num
+        items = prepared.held_out_pairs[: limit or None]
+        if self._stage is None or not items or prepared.held_out_responses is None:
+            return {}
+        with self._stage.quiet():
+            return self._stage.pair_margins(items, prepared.held_out_responses.of)
+
+    def _responses_measured(self, stage: str, step: int, num: int | None) -> list[EvaluationRow]:
+        """Measures every set by responses of the policy; returns nothing where none is scored."""
         role = self._use.policy
         sets = self._held_out_sets
         if role is None or not sets:
@@ -281,9 +306,10 @@ class OpenRun:
 
     def export_best(self) -> Path:
         """Writes the model as it is now into `best/` of the run folder, and returns that folder."""
-        assert self._use.policy is not None  # it was measured
+        result = self._use.policy or self._use.trained
+        assert result is not None  # it was measured
         with folder_atomically(self._folder.best) as folder:
-            self._policies.export(self._use.policy, folder)
+            self._policies.export(result, folder)
         return self._folder.best
 
     def state(self) -> dict[str, object]:

@@ -113,6 +113,8 @@ class PreparedInputs:
         pairs: Their responses; None where no stage learns from pairs.
         held_out: Prompts to evaluate on, in the order of their source, by the name of the set;
             `data.eval` has the empty name and comes first.
+        held_out_pairs: Prompts of `data.eval` with two responses that fit the model.
+        held_out_responses: Their responses; None where there are no such prompts.
         models: Models by role.
         notes: Notes on rows that were left out.
     """
@@ -123,6 +125,8 @@ class PreparedInputs:
     pair_prompts: PromptSet
     pairs: RowResponses | None
     held_out: Mapping[str, tuple[PromptItem, ...]]
+    held_out_pairs: tuple[PromptItem, ...]
+    held_out_responses: RowResponses | None
     models: Mapping[RoleName, RoleModel]
     notes: tuple[str, ...]
 
@@ -183,9 +187,18 @@ def prepare_inputs(
         pair_prompts = _fitting(train, pairs, max_length, notes)
     read = RowNeeds(solution=False) if held_out_needs is None else held_out_needs
     held_out: dict[str, tuple[PromptItem, ...]] = {}
+    held_out_pairs: tuple[PromptItem, ...] = ()
+    held_out_responses: RowResponses | None = None
     if config.data.eval is not None:
         held_out_rows = load_rows(config.data.eval, config.data, split="eval", needs=read)
-        held_out[""] = tuple(_encoded(held_out_rows, tokenizer, config.data, read, notes).items())
+        prompts = _encoded(held_out_rows, tokenizer, config.data, read, notes)
+        held_out[""] = tuple(prompts.items())
+        two = tuple(prompt for prompt in prompts.prompts if prompt.row.rejected is not None)
+        if two:
+            prompts = replace(prompts, prompts=two)
+            held_out_responses = RowResponses(prompts, tokenizer, pairs=True)
+            fitting = _fitting(prompts, held_out_responses, max_length, notes)
+            held_out_pairs = tuple(fitting.items())
     for name, own in config.eval.sets.items():
         if own.data is None:
             held_out[name] = held_out.get("", ())
@@ -200,6 +213,8 @@ def prepare_inputs(
         pair_prompts=pair_prompts,
         pairs=pairs,
         held_out=held_out,
+        held_out_pairs=held_out_pairs,
+        held_out_responses=held_out_responses,
         models=models,
         notes=tuple(notes),
     )
