@@ -67,6 +67,8 @@ class Capabilities:
             min_tokens`.
         recompute: The activations that a trainer can compute again in the backward pass:
             `selective` (the cheap ones), `full` (all but the input of each layer), or both.
+        updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay)
+            and `reset` (`TrainBackend.reset_optimizer`).
     """
 
     services: frozenset[Service]
@@ -82,6 +84,7 @@ class Capabilities:
     grammars: frozenset[str] = frozenset()
     repeats_truncation: frozenset[str] = frozenset()
     recompute: frozenset[str] = frozenset()
+    updates: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

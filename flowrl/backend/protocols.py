@@ -303,10 +303,21 @@ class TrainBackend(Protocol):
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
         ...
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, decay: float = 0.0) -> None:
         """Takes the weights of a folder that `export` wrote (same model), in place.
 
         An engine that shares the parameters sees them at once. Optimizer and schedule go on.
+
+        Args:
+            decay: Above 0, the new weights are `decay * own + (1 - decay) * those of the folder`,
+                computed and kept in float32 (`Capabilities.updates`: `average`).
+        """
+        ...
+
+    def reset_optimizer(self) -> None:
+        """Forgets the optimizer's moments, as before its first update; the schedule goes on.
+
+        For a trainer whose `Capabilities.updates` has `reset`.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 
 from flowrl.backend.plugin import Capabilities, Head, Service
 from flowrl.backend.registry import available
@@ -57,6 +58,7 @@ def check_roles(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> 
             _check_copy(role_backends, stage, name, kinds)
         for problem in (
             *_grammars(role_backends, stage),
+            *_abilities(role_backends, stage),
             *_meetings(stage, role_backends, readers),
         ):
             raise problem
@@ -198,6 +200,33 @@ def _grammars(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Grap
                 found=f"it holds {', '.join(sorted(known)) or 'no grammars'}",
                 expected=f"roles.{node.role}.backend that holds {kind}: " + _with_grammar(kind),
             )
+
+
+def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
+    """Yields syncs that ask a trainer for what its backend does not declare."""
+    for node in stage.graph.of_op(Op.SYNC):
+        edge = stage.graph.feeding(node.id, "weights")
+        source = None if edge is None else stage.graph.node(edge.src).role
+        for role, ability, what in (
+            (node.role, "average" if node.attr("decay") else None, "average weights (decay=)"),
+            (source, "reset" if node.attr("reset_optimizer") else None, "reset an optimizer"),
+        ):
+            if role is None or ability is None:
+                continue
+            known = role_backends.plugin(role).capabilities.updates
+            if ability not in known:
+                yield node_error(
+                    node,
+                    f"{node.id} asks {role} to {what}, which backend "
+                    f"{role_backends.roles[role].backend!r} cannot",
+                    found=f"it can {', '.join(sorted(known)) or 'do no such thing'}",
+                    expected=f"roles.{role}.backend that can {ability}: "
+                    + _backends(partial(_can, ability)),
+                )
+
+
+def _can(ability: str, capabilities: Capabilities) -> bool:
+    return ability in capabilities.updates
 
 
 def _with_grammar(kind: str) -> str:

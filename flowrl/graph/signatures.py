@@ -377,6 +377,8 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             attrs=(
                 AttrRule(name="in_place", types=(bool,), filled=Level.LOWERED),
                 AttrRule(name="every", types=(int,)),
+                AttrRule(name="decay", types=(float,)),
+                AttrRule(name="reset_optimizer", types=(bool,)),
                 _placed("transport", str),
             ),
         ),

@@ -246,13 +246,20 @@ def _check_staleness(
     # A critic learns returns and a reward model preferences: neither is a policy of its samples.
     if loss.corrects_behaviour or loss.predicts != "logprobs":
         return
-    sync = _refresh(graph, node, generate)
-    every = sync.attr("every") if sync is not None else 1
+    sync, replay = _refresh(graph, node, generate), replay_before(graph, node)
+    every, decay = (None if sync is None else sync.attr(name) for name in ("every", "decay"))
     late = every - 1 if isinstance(every, int) else 0
-    replay = replay_before(graph, node)
-    age = max(context.max_staleness, 0 if replay is None else _max_age(replay))
-    if age + late > 0:
-        raise _uncorrected(node, loss, age + late, replay or (sync if late else None))
+    age = max(context.max_staleness, 0 if replay is None else _max_age(replay)) + late
+    gets = f"samples of policies up to {counted(age, 'publication')} old"
+    if sync is not None and decay is not None:
+        gets = f"samples of {generate.role}, an average of earlier weights of {node.role}"
+        raise _uncorrected(node, loss, gets, f"write {sync.role}.sync without decay", sync)
+    if replay is not None:
+        raise _uncorrected(node, loss, gets, "update on fresh samples", replay)
+    if sync is not None and late:
+        raise _uncorrected(node, loss, gets, f"write {sync.role}.sync without every", sync)
+    if age:
+        raise _uncorrected(node, loss, gets, "set max_staleness to 0", None)
 
 
 def _max_age(replay: Node) -> int:
@@ -270,20 +277,21 @@ def _refresh(graph: Graph, update: Node, generate: Node) -> Node | None:
     return None
 
 
-def _uncorrected(node: Node, loss: LossSpec, staleness: int, cause: Node | None) -> GraphError:
-    """Returns the error.
+def _uncorrected(
+    node: Node, loss: LossSpec, gets: str, fresh: str, cause: Node | None
+) -> GraphError:
+    """Returns the error of a loss that does not correct for the policy that sampled.
 
     Args:
-        cause: The replay, or the sync from time to time, that makes samples old.
+        gets: The samples of the update.
+        fresh: How to get samples of the newest policy.
+        cause: The replay or the sync that makes them old; None where the config does.
     """
-    fresh, found = "set max_staleness to 0", None
-    if cause is not None and cause.op is Op.REPLAY:
-        fresh, found = "update on fresh samples", f"{cause.id}, {cause.attr('spec')}"
-    elif cause is not None:
-        fresh = f"write {cause.role}.sync without every"
-        found = f"{cause.id}, every={cause.attr('every')}"
-    if cause is not None and cause.source is not None:
-        found = f"{found} ({cause.source})"
+    found = None
+    if cause is not None:
+        attrs = [(n, cause.attr(n)) for n in ("every", "decay", "spec")]
+        said = [str(v) if n == "spec" else f"{n}={v}" for n, v in attrs if v is not None]
+        found = ", ".join([cause.id, *said]) + (f" ({cause.source})" if cause.source else "")
     hint = f"use one of these, or {fresh}"
     if isinstance(loss, PolicyLoss):
         hint = (
@@ -297,8 +305,7 @@ def _uncorrected(node: Node, loss: LossSpec, staleness: int, cause: Node | None)
     names = correcting_losses(pairs=loss.pairs)
     return node_error(
         node,
-        f"update(loss={called(loss)}) gets samples of policies up to {staleness} "
-        f"publication{'s' if staleness > 1 else ''} old, but does not correct for the policy that "
+        f"update(loss={called(loss)}) gets {gets}, but does not correct for the policy that "
         "produced them",
         found=found,
         expected="a loss that does: " + ", ".join(f"fl.loss.{name}()" for name in names),

@@ -156,17 +156,39 @@ class Policy(Role):
         return self._learn(reads, loss=loss, kl=kl, extra=extra, every=every)
 
     @operation
-    def sync(self, source: Policy, *, every: int = 1) -> None:
+    def sync(
+        self,
+        source: Policy,
+        *,
+        every: int = 1,
+        decay: float = 0.0,
+        reset_optimizer: bool = False,
+    ) -> None:
         """Takes the weights of `source`, as its update leaves them, at the end of a step.
 
         Args:
             source: A policy that this step updates; its model is of the same shape.
             every: Steps between refreshes: after steps `every`, `2 * every`, ...
+            decay: The share of the own weights that stays: the new ones are
+                `decay * own + (1 - decay) * source`, an exponential moving average. 0 is a copy.
+            reset_optimizer: Whether the optimizer of `source` forgets its moments then. Its
+                schedule of learning rates goes on.
         """
         tracer, name = self._begin(Op.SYNC), f"{self.name}.sync"
         if not isinstance(source, Policy) or source.name == self.name:
             raise refuse_argument(name, "source", source, "another policy of the workflow")
         check_whole(name, "every", every, "a number of steps, from 1 up")
+        attrs: dict[str, Attr] = {"in_place": False, "every": every}
+        if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay < 1:
+            hint = "a larger decay averages over more steps; 1 would never take anything over"
+            expected = "a share from 0 (a copy) to below 1"
+            raise refuse_argument(name, "decay", decay, expected, hint)
+        if not isinstance(reset_optimizer, bool):
+            raise refuse_argument(name, "reset_optimizer", reset_optimizer, "True or False")
+        if decay:
+            attrs["decay"] = float(decay)
+        if reset_optimizer:
+            attrs["reset_optimizer"] = True
         before = [n for n in tracer.nodes if n.op is Op.SYNC and n.role == self.name]
         if before:
             raise TraceError(
@@ -193,7 +215,7 @@ class Policy(Role):
             name=name,
             role=self.name,
             reads={"weights": Read(update.id, (WEIGHTS,))},
-            attrs={"in_place": False, "every": every},
+            attrs=attrs,
         )
 
 

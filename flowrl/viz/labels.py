@@ -203,7 +203,12 @@ def _sync_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     edge = graph.feeding(node.id, "weights")
     source = None if edge is None else graph.node(edge.src).role
     if source is not None and source != node.role:
+        decay = node.attr("decay")
         notes = [f"takes over the weights of {source}"]
+        if isinstance(decay, float):
+            notes = [f"averages weights: {decay:g} own + {1 - decay:g} {source}"]
+        if node.attr("reset_optimizer"):
+            notes.append(f"resets the optimizer of {source}")
     else:
         # A plan may move weights that could be read in place: to processes, to other layouts.
         placed = node.attr("transport")

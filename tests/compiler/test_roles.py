@@ -264,6 +264,28 @@ def test_a_grammar_needs_a_backend_that_holds_it(monkeypatch):
     assert error.expected == "roles.actor.backend that holds regex: none is installed"
 
 
+@pytest.mark.parametrize(
+    ("options", "role", "what"),
+    [
+        ({"decay": 0.9}, "other", "average weights (decay=)"),
+        ({"reset_optimizer": True}, "actor", "reset an optimizer"),
+    ],
+)
+def test_a_sync_that_the_backend_cannot_make_is_refused(monkeypatch, options, role, what):
+    @fl.workflow
+    def program(examples: fl.Examples, actor: fl.Policy, other: fl.Policy):
+        fl.log("other", other.logprobs(examples))
+        actor.update(examples)
+        other.sync(actor, **options)
+
+    settings = with_roles(other={"copy_of": "actor"})
+    fl.compile(program, settings)
+    torch_with(monkeypatch, updates=frozenset())
+    error = refused(program, settings)
+    assert error.what == f"other.sync asks {role} to {what}, which backend 'torch' cannot"
+    assert "test_roles.py:" in error.where
+
+
 def test_a_grammar_that_the_backend_holds_is_taken(monkeypatch):
     torch_with(monkeypatch, grammars=frozenset({"regex"}))
     settings = config()

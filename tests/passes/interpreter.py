@@ -324,7 +324,9 @@ def _sync(node: Node, given: Fields, world: World) -> Fields:
     """One of the program refreshes its role every so often; one of the compiler publishes."""
     every = node.attr("every")
     if isinstance(every, int) and (world.step + 1) % every == 0:
-        world.weights[str(node.role)] = float(given["weights"])
+        decay, role = node.attr("decay"), str(node.role)
+        own = (decay if isinstance(decay, float) else 0.0) * world.weights[role]
+        world.weights[role] = own + (1 - (decay or 0.0)) * float(given["weights"])  # type: ignore[operator]
     return {"weights": np.array(world.weights[str(node.role)])}
 
 

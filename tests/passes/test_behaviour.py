@@ -124,6 +124,23 @@ def refreshed(every: int, loss: LossSpec) -> fl.Workflow:
     return program
 
 
+def test_who_draws_with_averaged_weights_is_another_policy():
+    def averaged(loss: LossSpec) -> fl.Workflow:
+        @fl.workflow
+        def program(prompts: fl.Prompts, actor: fl.Policy, player: fl.Policy, judge: fl.Reward):
+            rollout = player.generate(prompts)
+            actor.update(rollout, judge.score(rollout), loss=loss)
+            player.sync(actor, decay=0.9)
+
+        return program
+
+    run_passes(averaged(fl.loss.policy_clip(0.2)).trace(), Context())
+    with pytest.raises(GraphError, match="an average of earlier weights of actor") as caught:
+        run_passes(averaged(fl.loss.reinforce()).trace(), Context())
+    assert "player.sync, every=1, decay=0.9 (" in caught.value.found
+    assert "write player.sync without decay" in caught.value.hint
+
+
 def test_who_draws_with_weights_of_some_steps_ago_draws_stale_samples():
     run_passes(refreshed(1, fl.loss.reinforce()).trace(), Context())
     run_passes(refreshed(3, fl.loss.policy_clip(0.2)).trace(), Context())

@@ -234,3 +234,46 @@ def test_steps_between_updates_that_are_no_number_are_refused(every: Any):
     error = refused(slow(every))
     assert error.what == "actor.update cannot take this 'every'"
     assert error.expected == "a number of steps, from 1 up"
+
+
+# Weights that are taken over.
+
+
+def following(**options: Any) -> fl.Workflow:
+    @fl.workflow
+    def program(examples: fl.Examples, actor: fl.Policy, reference: fl.Policy):
+        fl.log("reference", reference.logprobs(examples))
+        actor.update(examples)
+        reference.sync(actor, **options)
+
+    return program
+
+
+def test_an_average_and_a_reset_are_written_read_and_drawn():
+    graph = following(decay=0.99, every=10, reset_optimizer=True).trace()
+    text = format_graph(graph)
+    assert "  attr every = 10\n  attr decay = 0.99\n  attr reset_optimizer = true\n" in text
+    assert format_graph(parse(text)) == text
+    assert graph_from_json(graph_to_json(graph)) == graph
+    assert node_notes(graph, graph.node("reference.sync")) == (
+        "averages weights: 0.99 own + 0.01 actor",
+        "resets the optimizer of actor",
+        "every 10 steps",
+    )
+    assert [name for name, _ in following(decay=0).trace().node("reference.sync").attrs] == [
+        "in_place",
+        "every",
+    ]
+
+
+@pytest.mark.parametrize("decay", [1, 1.5, -0.1, float("nan"), True, "0.9", None])
+def test_a_decay_that_is_no_share_is_refused(decay: Any):
+    error = refused(following(decay=decay))
+    assert error.what == "reference.sync cannot take this 'decay'"
+    assert error.expected == "a share from 0 (a copy) to below 1"
+
+
+def test_a_reset_that_is_no_truth_value_is_refused():
+    error = refused(following(reset_optimizer=200))
+    assert error.what == "reference.sync cannot take this 'reset_optimizer'"
+    assert error.expected == "True or False"

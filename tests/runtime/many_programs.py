@@ -108,6 +108,24 @@ def slow_actor(
 
 
 @fl.workflow
+def moving_reference(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    rival: fl.Policy,
+    verifier: fl.Reward,
+    reference: fl.Policy,
+) -> None:
+    """A reference that is an average of the policy, and one that it is reset to."""
+    rollout = actor.generate(prompts)
+    fl.log("rival", rival.logprobs(rollout))
+    logprobs = reference.logprobs(rollout)
+    actor.update(rollout, verifier.score(rollout), reference=logprobs, kl=fl.kl.k3(0.1))
+    reference.sync(actor, decay=0.5)
+    rival.sync(actor, every=2, reset_optimizer=True)
+
+
+@fl.workflow
 def reward_modelling(
     prompts: fl.Prompts, pairs: fl.Pairs, *, actor: fl.Policy, model: fl.RewardModel
 ) -> None:
@@ -282,6 +300,7 @@ CONFIGS: Mapping[str, Any] = {
             "actor_critic",
             "versions",
             "slow_actor",
+            "moving_reference",
             "reward_modelling",
             "preferences",
             "own_preferences",

@@ -39,6 +39,7 @@ class Worker:
         self.stale = False
         self.updates: list[tuple[TrainBatch, UpdateSpec]] = []
         self.temperatures: list[float] = []
+        self.resets = 0
         self._kl = kl
 
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
@@ -48,6 +49,9 @@ class Worker:
             loss=1.0, grad_norm=2.0, learning_rate=0.1, num_tokens=9, metrics=metrics
         )
         return [step]
+
+    def reset_optimizer(self) -> None:
+        self.resets += 1
 
     def logprobs(self, sequences: SequenceBatch, temperature: float) -> np.ndarray:
         self.temperatures.append(temperature)
@@ -123,7 +127,9 @@ def program_of(
         StepContext(
             policies=workers,  # type: ignore[arg-type]
             publish=lambda role: told.append(f"publish {role}"),
-            refresh=lambda role, source: told.append(f"refresh {role} of {source}"),
+            refresh=lambda role, source, decay: told.append(
+                f"refresh {role} of {source}" + (f" with decay {decay}" if decay else "")
+            ),
             before=lambda node: None,
             beat=lambda: None,
         ),

@@ -342,6 +342,24 @@ def test_a_reference_is_refreshed_every_so_many_steps_after_the_update():
     ] * 2 + [both]
 
 
+def test_a_refresh_averages_and_resets_when_it_is_due():
+    @fl.workflow
+    def averaged(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        fl.log("reference", reference.logprobs(rollout))
+        actor.update(rollout, verifier.score(rollout))
+        reference.sync(actor, every=2, decay=0.9, reset_optimizer=True)
+
+    effects: list[str] = []
+    workers = {"actor": Worker(), "reference": Worker()}
+    program = program_of(lowered(averaged), workers, effects=effects)
+    for number in (1, 2):
+        assert workers["actor"].resets == 0
+        program.run(step_with(samples(ROLLOUT, SCORES), number=number))
+    assert effects.count("refresh reference of actor with decay 0.9") == 1
+    assert (workers["actor"].resets, workers["reference"].resets) == (1, 0)
+
+
 @fl.workflow
 def slower_actor(
     prompts: fl.Prompts,

@@ -230,3 +230,65 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, folder: Path, mon
     with pytest.raises(OSError, match="No space left on device") as caught:
         trainer_of(folder).save(tmp_path / "state")
     assert caught.value.errno == errno.ENOSPC
+
+
+def numbers(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
+    return {n: p.detach().float().clone() for n, p in trainer.model.named_parameters()}
+
+
+def test_an_average_of_weights_is_that_of_its_formula_in_float32(
+    folder: Path, tmp_path: Path
+) -> None:
+    other, own = trainer_of(folder, seed=1), trainer_of(folder, seed=2)
+    other.export(tmp_path / "other")
+    before, loaded = numbers(own), numbers(other)
+    own.load(tmp_path / "other", 0.75)
+    for name, value in numbers(own).items():
+        torch.testing.assert_close(
+            value, 0.75 * before[name] + 0.25 * loaded[name], rtol=1e-7, atol=1e-9
+        )
+
+
+def test_a_16_bit_average_does_not_stand_still_and_goes_on_bit_for_bit(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = trainer_of(folder, seed=1)
+    other.export(tmp_path / "other")
+    own = trainer_of(folder, seed=2, dtype="bfloat16")
+    before, loaded = numbers(own), numbers(other)
+    for step in range(50):
+        own.load(tmp_path / "other", 0.99)
+        if step == 20:
+            own.save(tmp_path / "saved")
+    resumed = trainer_of(folder, seed=3, dtype="bfloat16")
+    resumed.restore(tmp_path / "saved")
+    for _ in range(29):
+        resumed.load(tmp_path / "other", 0.99)
+    assert bits(resumed) == bits(own)
+    for name, value in numbers(own).items():
+        exact = 0.99**50 * before[name] + (1 - 0.99**50) * loaded[name]
+        # One rounding of the float32 average, not fifty.
+        torch.testing.assert_close(value, exact.bfloat16().float(), rtol=2**-7, atol=1e-6)
+
+
+def test_a_reset_optimizer_begins_anew_with_the_schedule_going_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(folder)
+    trainer.begin(SCHEDULE, num_updates=8)
+    train(trainer, range(1))
+    trainer.save(tmp_path / "saved")
+    trainer.reset_optimizer()
+    rates = [step.learning_rate for step in train(trainer, range(1, 2))]
+    # The same weights with new moments, at the same place of the schedule.
+    fresh = trainer_of(folder)
+    fresh.load(tmp_path / "saved" / "model")
+    fresh.begin(SCHEDULE, num_updates=8)
+    assert fresh._optimizer is not None
+    fresh._optimizer.updates = 2
+    assert [step.learning_rate for step in train(fresh, range(1, 2))] == rates
+    assert bits(fresh) == bits(trainer)
+    kept = trainer_of(folder)
+    kept.restore(tmp_path / "saved")
+    train(kept, range(1, 2))
+    assert bits(kept) != bits(trainer)

@@ -135,6 +135,10 @@ class Optimizer:
         self.zero_grad()
         return StepResult(grad_norm=grad_norm, learning_rate=rate, skipped=not finite)
 
+    def reset(self) -> None:
+        """Forgets the moments and their counts of updates; the schedule and the masters go on."""
+        self._adamw.state.clear()
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything to save beside the parameters: moments and masters, by parameter name."""
         found: dict[str, torch.Tensor] = {}

@@ -48,6 +48,7 @@ class TorchPlugin:
             {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
         ),
         recompute=frozenset({"full"}),
+        updates=frozenset({"average", "reset"}),
     )
 
     def check(self) -> BackendStatus:

@@ -32,7 +32,7 @@ from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.predict import closed, distributions, predict_all, squares
 from flowrl_backends.torch.recompute import recomputed_layers
 from flowrl_backends.torch.updates import Objective
-from flowrl_backends.torch.weights import load_weights
+from flowrl_backends.torch.weights import Average, load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,6 +89,7 @@ class TorchTrainer:
         self._device = torch.device(context.device)
         self._skip_zero = skip_zero
         self._optimizer: Optimizer | None = None
+        self._average = Average()
         self._closed = False
 
     def begin(self, optimizer: AdamW, num_updates: int) -> None:
@@ -219,17 +220,37 @@ class TorchTrainer:
         checkpoint.copy_files(tokenizer_files(self._context.model), folder)
         checkpoint.flush_folder(folder)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, decay: float = 0.0) -> None:
         """Loads the weights of a folder that `export` wrote, in place.
 
         Nothing is changed unless every name and shape matches. The optimizer's moments are kept.
 
+        Args:
+            decay: Above 0, each weight becomes `decay * own + (1 - decay) * loaded`, in float32.
+
         Raises:
             BackendError: The weights cannot be read or belong to another model.
         """
-        load_weights(self.model, folder, role=self._context.role)
+        if decay:
+            self._average.decay = decay
+            load_weights(self.model, folder, role=self._context.role, average=self._average)
+        else:
+            load_weights(self.model, folder, role=self._context.role)
+            self._average = Average()
         if self._optimizer is not None:
             self._optimizer.take_parameters()
+
+    def reset_optimizer(self) -> None:
+        """Forgets the optimizer's moments; its schedule goes on.
+
+        Raises:
+            BackendError: `begin` was not called.
+        """
+        if self._optimizer is None:
+            raise BackendError(
+                "there is no optimizer to reset", where=f"roles.{self._context.role}"
+            )
+        self._optimizer.reset()
 
     def save(self, folder: Path) -> None:
         """Writes parameters, optimizer and random state into `folder`: safetensors and JSON.
@@ -248,6 +269,7 @@ class TorchTrainer:
             state["optimizer"] = self._optimizer.spec.to_json()
             state["num_updates"] = self._optimizer.num_updates
             state["updates"] = self._optimizer.updates
+        tensors |= {f"average.{n}": t for n, t in self._average.kept.items()}
         tensors |= {f"random.{n}": t for n, t in _random_state(self._device).items()}
         checkpoint.write_tensors(folder / _TENSORS, tensors)
         checkpoint.write_json(folder / _STATE, state)
@@ -275,7 +297,7 @@ class TorchTrainer:
                 found=f"parameters of type {state.get('dtype')}",
                 expected=str(self.model.dtype),
             )
-        parts: dict[str, dict[str, torch.Tensor]] = {"optimizer": {}, "random": {}}
+        parts: dict[str, dict[str, torch.Tensor]] = {"optimizer": {}, "average": {}, "random": {}}
         for name, tensor in checkpoint.read_tensors(folder / _TENSORS).items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
@@ -289,6 +311,7 @@ class TorchTrainer:
                 expected=error.expected,
                 hint=error.hint,
             ) from error
+        self._average = Average(parts["average"])
         self._optimizer = None
         spec = state["optimizer"]
         if isinstance(spec, dict):

@@ -17,14 +17,57 @@ from transformers import PreTrainedModel
 from flowrl.errors import BackendError
 from flowrl_backends.torch.model import quiet_transformers
 
-__all__ = ["load_weights"]
+__all__ = ["Average", "load_weights"]
 
 
-def load_weights(model: PreTrainedModel, folder: Path, *, role: str) -> None:
+class Average:
+    """An exponential moving average of weights: `decay * own + (1 - decay) * loaded`, in float32.
+
+    A parameter in float32 is the average itself. For another type the average is kept here, on the
+    host, and rounded into the parameter: a 16-bit one would lose steps smaller than its rounding.
+
+    Attributes:
+        decay: The share of the own weights.
+        kept: float32 averages of parameters of other types, by name.
+    """
+
+    def __init__(self, kept: Mapping[str, torch.Tensor] | None = None) -> None:
+        self.decay = 0.0
+        self.kept: dict[str, torch.Tensor] = dict(kept or {})
+
+    @torch.no_grad()
+    def take(
+        self, targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Averages tensors with the targets of their names; two names of one tensor count once."""
+        seen: set[int] = set()
+        for name, tensor in tensors.items():
+            target = targets[name]
+            if target.data_ptr() in seen:
+                continue
+            seen.add(target.data_ptr())
+            if not target.is_floating_point():
+                target.copy_(tensor)
+            elif target.dtype == torch.float32:
+                loaded = tensor.to(target.device, torch.float32)
+                target.mul_(self.decay).add_(loaded, alpha=1 - self.decay)
+            else:
+                own = self.kept.get(name)
+                own = self.kept[name] = target.cpu().float() if own is None else own
+                own.mul_(self.decay).add_(tensor.cpu().float(), alpha=1 - self.decay)
+                target.copy_(own)
+
+
+def load_weights(
+    model: PreTrainedModel, folder: Path, *, role: str, average: Average | None = None
+) -> None:
     """Copies every tensor of `folder/*.safetensors` into `model`, in place.
 
     Names and shapes must match exactly; a tensor that shares storage with a loaded one (tied
     embeddings) may be absent. Nothing is changed unless everything matches.
+
+    Args:
+        average: Where given, the tensors are averaged with the model's instead of copied.
 
     Raises:
         BackendError: Files are missing or unreadable, or names or shapes differ.
@@ -38,19 +81,20 @@ def load_weights(model: PreTrainedModel, folder: Path, *, role: str) -> None:
             expected="*.safetensors files",
         )
     targets = model.state_dict()
+    take = _copy if average is None else average.take
     try:
         shapes = _shapes(files)
         if not set(shapes) <= set(targets):
             translated = _translated(model, folder)
             if translated is not None:
-                _copy(targets, translated)
+                take(targets, translated)
                 return
         _check(targets, shapes, folder, role)
         for path in files:
             with safe_open(path, framework="pt") as file:
                 # One tensor at a time: a second copy of the model may not fit.
                 for name in file.keys():  # noqa: SIM118, an object that is no mapping
-                    _copy(targets, {name: file.get_tensor(name)})
+                    take(targets, {name: file.get_tensor(name)})
     except SafetensorError as error:
         raise BackendError(
             "a weights file cannot be read", where=f"role {role}", found=f"{folder}: {error}"

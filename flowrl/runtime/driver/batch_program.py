@@ -58,14 +58,14 @@ class StepContext:
     Attributes:
         policies: Open workers by role.
         publish: Serves a role's new weights to its engine.
-        refresh: Gives the first role the weights of the second.
+        refresh: Gives the first role the weights of the second, or their average with its own.
         before: Called before each node runs (the plan's residency switches).
         beat: Called after each optimizer update; something moved.
     """
 
     policies: Mapping[RoleName, PolicyWorker]
     publish: Callable[[RoleName], None]
-    refresh: Callable[[RoleName, RoleName], None]
+    refresh: Callable[[RoleName, RoleName, float], None]
     before: Callable[[NodeId], None]
     beat: Callable[[], None]
 
@@ -373,7 +373,10 @@ class BatchProgram:
                 self._context.publish(role)
             return
         if is_due(node, step.number):
-            self._context.refresh(role, source)
+            decay = node.attr("decay")
+            self._context.refresh(role, source, decay if isinstance(decay, float) else 0.0)
+            if node.attr("reset_optimizer"):
+                self._context.policies[source].train.reset_optimizer()
 
     def _source_of_weights(self, node: Node) -> RoleName:
         edge = self.parts.graph.feeding(node.id, "weights")

@@ -224,11 +224,15 @@ class OpenPolicies:
         worker.publish(worker.version + 1, self._folder / "sync" / role)
         self._published(worker.engine_id, worker.version)
 
-    def refresh(self, role: RoleName, source: RoleName) -> None:
-        """Gives a role the weights that another one has now."""
+    def refresh(self, role: RoleName, source: RoleName, decay: float = 0.0) -> None:
+        """Gives a role the weights that another one has now; with a decay, averages its own."""
         scratch = self._folder / "sync" / role
         self._export(source, scratch)
-        self[role].train.load(scratch)
+        train = self[role].train
+        if decay:
+            train.load(scratch, decay)
+        else:
+            train.load(scratch)
         if self[role].generate is not None:
             self.publish(role)
 
