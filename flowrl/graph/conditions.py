@@ -186,6 +186,11 @@ _NEEDS: Mapping[str, tuple[str, str, str]] = {
         "for the rewards of its turns",
         "pass the rollout that fl.interact returned",
     ),
+    "process_rewards": (
+        "token_rewards",
+        "of each token",
+        'pass token_rewards=prm.score(rollout, per="token"), or what a map gave as token_reward',
+    ),
     "values": ("values", "of a critic", "pass values=critic.values(rollout)"),
     "baselines": (
         "baseline",
@@ -268,7 +273,8 @@ def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
         before = "" if update is None else " before it"
         yield node_error(
             node,
-            f"'policy' of the advantage are logprobs of {asked.role}{after}, but {sampler.role} "
+            f"'policy' of the advantage are logprobs of {asked.role or asked.id}{after}, but "
+            f"{sampler.role} "
             f"sampled them{before}",
             hint=f"pass policy={sampler.role}.logprobs(rollout), read before any update",
         )
@@ -295,6 +301,7 @@ _TO_LEAVE = {
     "values": "leave values out, or use fl.advantage.gae",
     "baseline": "leave baseline out, or use fl.advantage.remax",
     "policy": "leave policy out, or use fl.advantage.optimal_token_baseline",
+    "token_rewards": "leave token_rewards out, or use fl.advantage.gae or reinforce_pp",
     "scores_2": "add rewards up with fl.weighted_sum, or use fl.advantage.normalise_then_sum",
 }
 
@@ -392,6 +399,19 @@ def _check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
             node,
             f"{node.id} gets reference logprobs, but no KL penalty uses them",
             hint="pass kl=fl.kl.k3(0.001), or leave reference out",
+        )
+    reference = graph.feeding(node.id, "reference")
+    if (
+        isinstance(kl, KL)
+        and kl.estimator == "full"
+        and reference is not None
+        and graph.node(reference.src).op is not Op.LOGPROBS
+    ):
+        yield node_error(
+            node,
+            f"update(kl=full) needs the reference's whole distributions, and {reference.src} gives "
+            "logprobs of tokens",
+            hint="pass reference=reference.logprobs(rollout), or another estimator: kl=fl.kl.k3",
         )
     if "rewards" in node.inputs and "advantages" in node.inputs:
         yield node_error(

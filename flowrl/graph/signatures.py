@@ -291,6 +291,7 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 Argument(name="reference", fields=(LOGPROBS,), required=False),
                 Argument(name="values", fields=(VALUES,), required=False),
                 Argument(name="baseline", fields=(SCORE,), required=False),
+                Argument(name="token_rewards", fields=(TOKEN_REWARD,), required=False),
                 Argument(name="policy", fields=(LOGPROBS,), required=False),
             ),
             attrs=(AttrRule(name="spec", types=(AdvantageSpec,), filled=Level.TRACED),),

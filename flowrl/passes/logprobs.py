@@ -79,8 +79,9 @@ def decisions_on_old_logprobs(graph: Graph, context: Context) -> tuple[Decision,
             rejected = tuple((name, reason) for name, reason in against if reason is not None)
             after = graph.feeding(edge.src, "weights")
             begins = "that the step begins with" if after is None else f"after {after.src}"
-            why = f"a forward pass at the weights {begins}"
-            if against_own is None:
+            forward = graph.node(edge.src).op is Op.LOGPROBS
+            why = f"a forward pass at the weights {begins}" if forward else "the program passes it"
+            if against_own is None and forward:
                 why += ", as the program says"
         decisions.append(
             Decision(

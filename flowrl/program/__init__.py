@@ -14,6 +14,7 @@ from flowrl.program.handles import (
     Rollout,
     Samples,
     Scores,
+    TokenRewards,
     Values,
 )
 from flowrl.program.judging import parse, win_rate
@@ -42,6 +43,7 @@ __all__ = [
     "Rollout",
     "Samples",
     "Scores",
+    "TokenRewards",
     "Values",
     "Workflow",
     "advantage",

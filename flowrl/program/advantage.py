@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal
 
 from flowrl.program.formulas import add_advantage, returns_of, weighted_scores
 from flowrl.program.formulas import own_advantage as own
-from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
+from flowrl.program.handles import (
+    Advantages,
+    Logprobs,
+    Returns,
+    Rollout,
+    Scores,
+    TokenRewards,
+    Values,
+)
 from flowrl.program.operation import check_handle, operation, refuse_argument
 from flowrl.specs import GroupRelative
 from flowrl.specs.advantage import (
@@ -28,6 +36,7 @@ from flowrl.specs.advantage import (
     NormaliseThenSum,
     OptimalTokenBaseline,
     PassAtK,
+    ProcessRewards,
     ReinforcePP,
     ReMax,
     Scale,
@@ -224,7 +233,7 @@ def normalise_then_sum(
 
 @operation
 def reinforce_pp(
-    scores: Scores,
+    scores: Scores | None,
     rollout: Rollout,
     *,
     mean: Centre = "none",
@@ -235,15 +244,18 @@ def reinforce_pp(
     kl_estimator: Estimator = "k1",
     kl_credit: KLCredit = "reward_to_go",
     singleton: Singleton = "zero",
+    token_rewards: TokenRewards | None = None,
 ) -> Advantages:
     """Rewards-to-go, standardised over all response tokens of the batch: REINFORCE++.
 
     With `mean="group"` its baseline form, REINFORCE++-baseline. One advantage a token.
 
     Args:
-        scores: One a sample; it is the reward of the sample's last token.
+        scores: One a sample; it is the reward of the sample's last token. None where
+            `token_rewards` are all of the reward.
         rollout: The samples that were scored.
-        mean: What is subtracted from a score first; see `group_relative`.
+        mean: What is subtracted from a score first, see `group_relative`; from token rewards, the
+            mean over the same samples of their means.
         gamma: Discount, a token.
         whiten: Whether advantages are standardised over all response tokens of the batch.
         reference: Logprobs of the reference policy, for a KL penalty in the reward.
@@ -252,6 +264,8 @@ def reinforce_pp(
         kl_credit: Whether a token answers for its own penalty and all later ones
             (`reward_to_go`), or for its own alone (`token`).
         singleton: What a group of one has left of its score, where the mean is a group's.
+        token_rewards: Rewards of tokens in addition to the score, as a process reward model gives
+            them; with `mean="group_others"` the advantage of PRIME.
     """
     spec = ReinforcePP(
         mean=mean,
@@ -261,13 +275,34 @@ def reinforce_pp(
         kl_estimator=kl_estimator,
         kl_credit=kl_credit,
         singleton=singleton,
+        token_rewards=_process_rewards("reinforce_pp", scores, token_rewards),
     )
-    return add_advantage(spec, scores, rollout, reference)
+    return add_advantage(spec, scores, rollout, reference, token_rewards=token_rewards)
+
+
+def _process_rewards(
+    name: str, scores: Scores | None, token_rewards: TokenRewards | None
+) -> ProcessRewards:
+    """Says which rewards an advantage has.
+
+    Raises:
+        TraceError: It has neither scores nor rewards of tokens.
+    """
+    if token_rewards is None:
+        if scores is None:
+            raise refuse_argument(
+                f"fl.advantage.{name}",
+                "scores",
+                scores,
+                "scores, or token_rewards= as all of the reward",
+            )
+        return "none"
+    return "alone" if scores is None else "added"
 
 
 @operation
 def gae(
-    scores: Scores,
+    scores: Scores | None,
     values: Values,
     rollout: Rollout,
     *,
@@ -280,12 +315,14 @@ def gae(
     kl: float = 0.0,
     kl_estimator: Estimator = "k1",
     masking: Masking = "carry",
+    token_rewards: TokenRewards | None = None,
 ) -> tuple[Advantages, Returns]:
     """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO, VAPO.
 
     Args:
         scores: One a sample; it is the reward of the sample's last token. Of a rollout that
-            `fl.interact` returned, the rewards of its turns take its place.
+            `fl.interact` returned, the rewards of its turns take its place. None where
+            `token_rewards` are all of the reward.
         values: The critic's, of the same rollout.
         rollout: The samples that were scored.
         gamma: Discount, a token.
@@ -297,6 +334,8 @@ def gae(
         kl: Its coefficient; 0 is none.
         kl_estimator: Of the penalty at each token.
         masking: What the recursion does at tokens that the policy did not produce.
+        token_rewards: Rewards of tokens in addition to the score, as a process reward model gives
+            them.
 
     Returns:
         Advantages, one a token, and the critic's targets, for `critic.update(returns=...)`.
@@ -310,8 +349,11 @@ def gae(
         kl_coefficient=kl,
         kl_estimator=kl_estimator,
         masking=masking,
+        token_rewards=_process_rewards("gae", scores, token_rewards),
     )
-    advantages = add_advantage(spec, scores, rollout, reference, values)
+    advantages = add_advantage(
+        spec, scores, rollout, reference, values, token_rewards=token_rewards
+    )
     return advantages, returns_of(advantages, spec)
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Field, Op, Unit, called, held_field, names_of
 from flowrl.graph.signatures import (
     ADVANTAGE,
+    LOGPROBS,
     PREFERRED,
     PROMPT,
     RESPONSE_MASK,
@@ -40,6 +41,7 @@ from flowrl.program.handles import (
     Rollout,
     Samples,
     Scores,
+    TokenRewards,
     Values,
 )
 from flowrl.program.operation import (
@@ -88,6 +90,7 @@ def add_advantage(
     values: Values | None = None,
     baseline: Scores | None = None,
     policy: Logprobs | None = None,
+    token_rewards: TokenRewards | None = None,
 ) -> Advantages:
     """Adds the node; its edges carry the fields that the specification reads.
 
@@ -99,6 +102,7 @@ def add_advantage(
         values: A critic's values.
         baseline: One score a prompt.
         policy: Logprobs of the policy, computed again.
+        token_rewards: Rewards of tokens, besides the scores.
     """
     name = called(spec) if spec.kind == "own" else f"fl.advantage.{spec.kind}"
     tracer = current_tracer(name)
@@ -120,6 +124,7 @@ def add_advantage(
             "values": (values, Values),
             "baseline": (baseline, Scores),
             "policy": (policy, Logprobs),
+            "token_rewards": (token_rewards, TokenRewards),
         },
     )
     outputs = advantage_outputs(spec)
@@ -157,7 +162,7 @@ class OwnAdvantage(UserAdvantage, Generic[_Given]):
     """
 
     reserved: ClassVar[frozenset[str]] = frozenset(
-        {"scores", "rollout", "reference", "values", "baseline"}
+        {"scores", "rollout", "reference", "values", "baseline", "token_rewards"}
     )
 
     @operation
@@ -169,6 +174,7 @@ class OwnAdvantage(UserAdvantage, Generic[_Given]):
         reference: Logprobs | None = None,
         values: Values | None = None,
         baseline: Scores | None = None,
+        token_rewards: TokenRewards | None = None,
         **options: Scalar,
     ) -> _Given:
         """Advantages of each step's batch.
@@ -180,13 +186,16 @@ class OwnAdvantage(UserAdvantage, Generic[_Given]):
             reference: Logprobs of another policy, where it reads `reference_logprobs`.
             values: A critic's, where it reads them.
             baseline: One score a prompt, where it reads `baselines`.
+            token_rewards: One reward a token, where it reads `process_rewards`.
             options: Of the function.
 
         Returns:
             Advantages, and a critic's targets where it gives those.
         """
         spec = self.spec(**options)
-        advantages = add_advantage(spec, scores, rollout, reference, values, baseline)
+        advantages = add_advantage(
+            spec, scores, rollout, reference, values, baseline, token_rewards=token_rewards
+        )
         given = (advantages, returns_of(advantages, spec)) if spec.gives_returns else advantages
         return cast(_Given, given)
 
@@ -242,7 +251,11 @@ def add_subset(
 # Maps.
 
 
-def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Advantages | Mapped:
+MappedNumbers: TypeAlias = Scores | Advantages | Logprobs | TokenRewards
+"""Handles that a map gives where other operations may read them."""
+
+
+def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumbers | Mapped:
     """Adds the node of a map; each edge carries the fields that the map reads from it.
 
     Raises:
@@ -320,10 +333,12 @@ _CALLED_OTHERWISE = {
 """Keys that people write for texts and rows, and what to write instead."""
 
 
-_MAPPED: Mapping[tuple[Field, ...], type[Scores] | type[Advantages]] = {
+_MAPPED: Mapping[tuple[Field, ...], type[MappedNumbers]] = {
     (SCORE,): Scores,
     (ADVANTAGE,): Advantages,
     (TOKEN_ADVANTAGE,): Advantages,
+    (LOGPROBS,): Logprobs,
+    (TOKEN_REWARD,): TokenRewards,
 }
 """The handle that a map gives, by its outputs, where another operation may read it."""
 
@@ -331,7 +346,7 @@ _MAPPED: Mapping[tuple[Field, ...], type[Scores] | type[Advantages]] = {
 class OwnMap(UserMap):
     """A map of the user's own, to be called inside a workflow."""
 
-    def __call__(self, *handles: Handle, **options: Scalar) -> Scores | Advantages | Mapped:
+    def __call__(self, *handles: Handle, **options: Scalar) -> MappedNumbers | Mapped:
         """Computes its fields of each step's batch.
 
         Args:
@@ -340,7 +355,8 @@ class OwnMap(UserMap):
             options: Of the function.
 
         Returns:
-            Scores or advantages where it gives those, else something for `fl.log` and `extra=`.
+            Scores, advantages, logprobs or token rewards where it gives those, else something for
+            `fl.log` and `extra=`.
         """
         return add_map(self.__name__, self.spec(**options), handles)
 

@@ -38,6 +38,7 @@ __all__ = [
     "Rollout",
     "Samples",
     "Scores",
+    "TokenRewards",
     "Values",
 ]
 
@@ -342,12 +343,24 @@ class Scores(Numbers):
     _shown = "print(scores.value > 0.5)"
 
 
+class TokenRewards(Numbers):
+    """The reward at each token, besides the score of the sample."""
+
+    __slots__ = ()
+    kind = "the token rewards"
+    comes_from = (
+        'token rewards come from prm.score(rollout, per="token"), or from a map that gives '
+        "token_reward"
+    )
+    _shown = "print(token_rewards.value.sum())"
+
+
 class Logprobs(Numbers):
-    """One logprob a token, of the model that was asked."""
+    """One logprob a token, of the model that was asked, or what a map made of such."""
 
     __slots__ = ()
     kind = "the logprobs"
-    comes_from = "logprobs come from reference.logprobs(rollout)"
+    comes_from = "logprobs come from reference.logprobs(rollout), or from a map that gives logprobs"
     _shown = "print(logprobs.value.mean())"
 
 

@@ -80,6 +80,9 @@ ZeroStd: TypeAlias = Literal["keep", "divide"]
 differ only where a score can differ from the centre of equal scores: with `group_others`, and with
 a centre that is not the mean of the scores that the deviation is over."""
 
+ProcessRewards: TypeAlias = Literal["none", "added", "alone"]
+"""Rewards of tokens in a reward-to-go: none, in addition to the score, or without any score."""
+
 _Ddof: TypeAlias = Annotated[int, Range(low=0.0, high=1.0)]
 
 
@@ -254,6 +257,7 @@ class ReinforcePP(AdvantageSpec):
         whiten_ddof: 1 for the sample standard deviation, 0 for the population's.
         whiten_eps: A number that prevents division by 0.
         whiten_eps_place: The place of eps in the formula.
+        token_rewards: Whether rewards of tokens are given, and scores besides them.
     """
 
     kind: ClassVar[str] = "reinforce_pp"
@@ -271,6 +275,21 @@ class ReinforcePP(AdvantageSpec):
     whiten_eps: FiniteFromZero = 1e-8
     whiten_eps_place: EpsPlace = option("inside")
     singleton: Singleton = option("zero")
+    token_rewards: ProcessRewards = option("none")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The mask, and rewards of tokens where they are given."""
+        return _with_process_rewards(self._needs, self.token_rewards)
+
+    @property
+    def needs_scores(self) -> bool:
+        """False if tokens have all of the reward."""
+        return self.token_rewards != "alone"
+
+
+def _with_process_rewards(needs: tuple[str, ...], given: ProcessRewards) -> tuple[str, ...]:
+    return needs if given == "none" else (*needs, "process_rewards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +321,7 @@ class OptimalTokenBaseline(AdvantageSpec):
 class GAE(AdvantageSpec):
     """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO and VAPO.
 
-    `ReinforcePP` documents the fields of the KL penalty and of the whitening.
+    `ReinforcePP` documents the fields of the KL penalty, of the whitening and of token rewards.
     """
 
     kind: ClassVar[str] = "gae"
@@ -321,6 +340,17 @@ class GAE(AdvantageSpec):
     whiten_ddof: _Ddof = 1
     whiten_eps: FiniteFromZero = 1e-8
     whiten_eps_place: EpsPlace = option("inside")
+    token_rewards: ProcessRewards = option("none")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The mask, the values, and rewards of tokens where they are given."""
+        return _with_process_rewards(self._needs, self.token_rewards)
+
+    @property
+    def needs_scores(self) -> bool:
+        """False if tokens have all of the reward."""
+        return self.token_rewards != "alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +406,7 @@ FIELDS = (
     "reference_logprobs",
     "turns",
     "token_rewards",
+    "process_rewards",
 )
 """The fields of `AdvantageBatch` that an own advantage may declare. It always gets scores and
 groups."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -27,6 +28,7 @@ from flowrl.algo.kl import estimate as estimate_kl
 from flowrl.algo.resolve import resolve_advantage
 from flowrl.specs.advantage import (
     GAE,
+    Centre,
     GroupInGroup,
     Masking,
     OptimalTokenBaseline,
@@ -199,6 +201,55 @@ def test_each_token_may_answer_for_its_own_penalty() -> None:
     spec = ReinforcePP(mean="group", kl_coefficient=0.1, kl_credit="token", whiten=False)
     got = reinforce_pp(batch, spec).advantages
     np.testing.assert_allclose(got, [[0.4] * 3, [-0.6, 0, -0.6], [0] * 3], rtol=1e-6)
+
+
+def process(mean: Centre, **options: object) -> list[list[float]]:
+    """Three samples of a prompt, of 3, 1 and 2 tokens; garbage at padding."""
+    batch = AdvantageBatch(
+        scores=np.array([1.0, 0.0, 0.0]),
+        groups=np.zeros(3, np.int64),
+        mask=np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
+        process_rewards=np.array([[0.3, 0.6, 0.0], [0.5, 9.0, 9.0], [-0.2, 0.4, 9.0]]),
+    )
+    spec = ReinforcePP(mean=mean, whiten=False, token_rewards="added", **options)  # type: ignore[arg-type]
+    return reinforce_pp(batch, spec).advantages.round(6).tolist()
+
+
+def test_process_rewards_add_to_the_score_less_the_means_of_the_others_as_in_prime() -> None:
+    # Means of the samples 0.3, 0.5, 0.1, of the others 0.3, 0.2, 0.4; of the others' scores 0, .5,
+    # .5. Rewards 0, 0.3, -0.3 + 1; 0.3 - 0.5; -0.6, 0 - 0.5.
+    want = [[1.0, 1.0, 0.7], [-0.2, 0.0, 0.0], [-1.1, -0.5, 0.0]]
+    np.testing.assert_allclose(process("group_others"), want)
+    # Without a mean, rewards are 0.3, 0.6, 1; 0.5; -0.2, 0.4.
+    want = [[1.9, 1.6, 1.0], [0.5, 0.0, 0.0], [0.2, 0.4, 0.0]]
+    np.testing.assert_allclose(process("none"), want)
+    # A token that answers for its own penalty alone still answers for all later rewards.
+    np.testing.assert_allclose(process("none", kl_credit="token"), want)
+    halved = process("none", gamma=0.5)
+    np.testing.assert_allclose(halved, [[0.85, 1.1, 1.0], [0.5, 0, 0], [0.0, 0.4, 0]], atol=1e-7)
+
+
+def test_process_rewards_count_in_generalised_advantages_beside_those_of_turns() -> None:
+    batch = AdvantageBatch(
+        scores=np.array([4.0]),
+        groups=np.zeros(1, np.int64),
+        mask=np.ones((1, 3)),
+        values=np.array([[1.0, 2.0, 3.0]]),
+        process_rewards=np.array([[0.5, -0.5, 1.0]]),
+    )
+    spec = GAE(lam=0.5, whiten=False, token_rewards="added")
+    # delta = .5 + 2 - 1, -.5 + 3 - 2, 1 + 4 - 3; A = 1.5 + .75, .5 + 1, 2
+    result = gae(batch, spec)
+    np.testing.assert_allclose(result.advantages, [[2.25, 1.5, 2.0]])
+    assert result.returns is not None
+    np.testing.assert_allclose(result.returns, [[3.25, 3.5, 5.0]])
+    # 1 of the 4 was given at the first token: delta = 2.5, .5, 1.
+    turns = gae(replace(batch, token_rewards=np.array([[1.0, 0.0, 0.0]])), spec)
+    np.testing.assert_allclose(turns.advantages, [[3.0, 1.0, 1.0]])
+    alone = gae(replace(batch, scores=np.zeros(1)), replace(spec, token_rewards="alone"))
+    np.testing.assert_allclose(alone.advantages, [[1.25, -0.5, -2.0]])
+    with pytest.raises(ValueError, match="needs process_rewards"):
+        gae(replace(batch, process_rewards=None), spec)
 
 
 def test_a_penalty_needs_reference_logprobs() -> None:

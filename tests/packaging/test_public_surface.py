@@ -54,6 +54,7 @@ EXPORTED = [
     "Sampling",
     "SchedulerError",
     "Scores",
+    "TokenRewards",
     "TraceError",
     "Values",
     "WorkerDied",

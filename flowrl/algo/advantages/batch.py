@@ -76,6 +76,8 @@ class AdvantageBatch:
             (`gae`, `reinforce_pp`, `remax`, `optimal_token_baseline`) take these as rewards, and
             the last token gets the difference of the score and their sum. So the rewards of a
             sample add up to its score, with or without them, and nothing counts twice.
+        process_rewards: `[N, T]`, rewards of tokens in addition to the score, as a process reward
+            model gives them.
     """
 
     scores: Floats
@@ -89,6 +91,7 @@ class AdvantageBatch:
     sum_pi_squared: Floats | None = None
     turns: Turns | None = None
     token_rewards: Floats | None = None
+    process_rewards: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,7 @@ def token_rewards(
     *,
     kl_coefficient: float = 0.0,
     given: npt.ArrayLike | None = None,
+    process: npt.ArrayLike | None = None,
 ) -> Array:
     """Returns rewards of tokens: the score at the last token, minus a KL penalty at every token.
 
@@ -241,6 +245,10 @@ def token_rewards(
 
         r_t = e_t + [t last] (score - sum of e) - kl_coefficient kl_t
 
+    Process rewards p_t come in addition to the score::
+
+        r_t = e_t + p_t + [t last] (score - sum of e) - kl_coefficient kl_t
+
     Tokens off the mask also get the penalty, if `kl` is not 0 there. A sample without tokens gets
     no score.
 
@@ -250,6 +258,7 @@ def token_rewards(
         kl: `[N, T]`, per-token estimates of the KL divergence.
         kl_coefficient: The coefficient of the penalty.
         given: `[N, T]`, rewards of an environment; values off the mask are not read.
+        process: `[N, T]`, process rewards; values off the mask are not read.
     """
     r = np.asarray(scores, np.float64)
     last = last_token(mask)
@@ -257,6 +266,8 @@ def token_rewards(
     if given is not None:
         environment = np.where(np.asarray(mask) > 0, np.asarray(given, np.float64), 0.0)
         rewards = environment + np.where(last, (r - environment.sum(1))[:, None], 0.0)
+    if process is not None:
+        rewards = rewards + np.where(np.asarray(mask) > 0, np.asarray(process, np.float64), 0.0)
     if kl is None or kl_coefficient == 0:
         return rewards
     return rewards - kl_coefficient * np.asarray(kl, np.float64)

@@ -58,6 +58,15 @@ def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
 
     With `whiten=False` the advantages are G. The paper's kl is k1.
 
+    Process rewards p_t of tokens are centred by means of their sample means m_i, and added::
+
+        m_i = mean of p_t over the tokens of sample i
+        q_t = p_t - (mean of m over the same samples as the scores' mean; 0 with `mean="none"`)
+        r_t = q_t + [t last] c_i - beta kl_t
+
+    With `mean="group_others"` this is the advantage of PRIME (Cui et al., arXiv 2502.01456,
+    equation 5).
+
     Returns:
         The advantages, and G as returns, 0 off the mask.
     """
@@ -65,24 +74,44 @@ def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     centred = centre_scores(scores, batch.groups, spec.mean, spec.singleton)
+    process = _process_rewards(batch, spec)
+    if process is not None:
+        means = (np.where(mask > 0, process, 0.0)).sum(1) / np.maximum((mask > 0).sum(1), 1)
+        left = centre_scores(means, batch.groups, spec.mean, spec.singleton)
+        process = process - (means - left)[:, None]
     if spec.kl_credit == "token":
         kl = kl_penalty(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
         penalty = 0.0 if kl is None else spec.kl_coefficient * kl
         returns = np.broadcast_to(centred[:, None], mask.shape) - penalty
+        if process is not None:
+            of_tokens = token_rewards(np.zeros(len(scores)), mask, process=process)
+            returns = returns + rewards_to_go(of_tokens, mask, spec.gamma, spec.masking)
     else:
-        returns = rewards_to_go(
-            _rewards(batch, centred, mask, spec), mask, spec.gamma, spec.masking
-        )
+        rewards = _rewards(batch, centred, mask, spec, process)
+        returns = rewards_to_go(rewards, mask, spec.gamma, spec.masking)
     return AdvantageResult.masked(mask, _whitened(returns, mask, spec), returns)
 
 
+def _process_rewards(batch: AdvantageBatch, spec: ReinforcePP | GAE) -> Array | None:
+    return None if spec.token_rewards == "none" else field_of(batch, "process_rewards", spec.kind)
+
+
 def _rewards(
-    batch: AdvantageBatch, scores: Array, mask: Array, spec: ReinforcePP | ReMax | GAE
+    batch: AdvantageBatch,
+    scores: Array,
+    mask: Array,
+    spec: ReinforcePP | ReMax | GAE,
+    process: Array | None = None,
 ) -> Array:
     """Returns `token_rewards` with the specification's KL penalty and the batch's own rewards."""
     kl = kl_penalty(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
     return token_rewards(
-        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
+        scores,
+        mask,
+        kl,
+        kl_coefficient=spec.kl_coefficient,
+        given=batch.token_rewards,
+        process=process,
     )
 
 
@@ -218,7 +247,7 @@ def _lone_tail(mask: Array, group: Partition) -> npt.NDArray[np.bool_]:
 
 
 def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
-    """Computes GAE over the scores, an environment's rewards and KL penalties of tokens.
+    """Computes GAE over the scores, rewards of tokens and turns, and KL penalties of tokens.
 
     Advantages are those of `estimate` with `lam`, or with `length_lambda` if `length_alpha` is
     above 0; by default they are whitened over the response tokens of the batch. Returns, the
@@ -230,7 +259,7 @@ def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     values = field_of(batch, "values", spec.kind)
-    rewards = _rewards(batch, scores, mask, spec)
+    rewards = _rewards(batch, scores, mask, spec, _process_rewards(batch, spec))
     lam: float | Array = spec.lam
     if spec.length_alpha > 0:
         lam = length_lambda((mask > 0).sum(1), spec.length_alpha)

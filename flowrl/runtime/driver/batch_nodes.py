@@ -232,6 +232,7 @@ def _batch(
         reference_logprobs=padded("reference", "logprobs"),
         sum_pi_squared=_squares(inputs, places),
         token_rewards=padded("rollout", "token_reward"),
+        process_rewards=padded("token_rewards", "token_reward"),
         turns=turns_of(sequences, places) if "turns" in spec.needs else None,
     )
 
