@@ -245,8 +245,8 @@ class TrainBackend(Protocol):
     """A trainer: holds a model's parameters and its optimizer.
 
     The model ends in what `PolicyContext.head` says: `logprobs`, `distributions` and `squares` need
-    the head `lm`, `values` and `scores` the head `value`. What the model does not have, or the
-    plug-in does not offer, raises a `BackendError`.
+    the head `lm`; `values`, `scores` and `token_scores` the head `value`. What the model does not
+    have, or the plug-in does not offer, raises a `BackendError`.
 
     Logprobs, distributions, squares and entropies are those of the model at a temperature. Where
     the batch has a `sampler`, they are those of its distribution: penalty and forbidden stop tokens
@@ -288,6 +288,13 @@ class TrainBackend(Protocol):
         """float32 `[N]`, the head's number at each sample's last token; no gradient.
 
         The last token is that of the whole sample, whatever the response mask says.
+        """
+        ...
+
+    def token_scores(self, batch: SequenceBatch) -> Floats:
+        """float32 `[T]`, the head's number at each response token, 0 at others; no gradient.
+
+        It is that of the state after the token, so at a sample's last token it is its score.
         """
         ...
 

@@ -15,7 +15,9 @@ like any other; it is decoded as `<unused900>`, by its id.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -253,6 +255,32 @@ class Tokenizer:
             texts = self._pieces.decode_batch(lists, skip_special_tokens=True)
         by_key = dict(zip(distinct, texts, strict=True))
         return [by_key[key] for key in keys]
+
+    def ends_of(self, text: str, ids: Ints) -> list[int]:
+        """Returns the places of the tokens in which the occurrences of a text end, in order.
+
+        Args:
+            ids: int64 `[n]`, a piece in the middle of a sample.
+        """
+        whole = self.decode_many([ids])[0]
+        ends, start = [], whole.find(text)
+        while start >= 0:
+            ends.append(start + len(text))
+            start = whole.find(text, ends[-1])
+        if not ends:
+            return []
+        pieces = self.decode_many([ids[i : i + 1] for i in range(len(ids))])
+        if "".join(pieces) == whole:
+            last = np.searchsorted(np.cumsum([len(piece) for piece in pieces]), ends)
+            return list(dict.fromkeys(last.tolist()))
+
+        def reaches(place: int, end: int) -> bool:
+            # Of the bytes of one character, several tokens may have a part.
+            return self.decode_many([ids[: place + 1]])[0].startswith(whole[:end])
+
+        places = range(len(ids))
+        found = [bisect_left(places, True, key=partial(reaches, end=end)) for end in ends]
+        return list(dict.fromkeys(found))
 
     def without_token(self, ids: Ints) -> Mask:
         """Returns bool, true for ids that are none of the tokenizer's tokens."""

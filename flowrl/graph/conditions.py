@@ -127,6 +127,7 @@ def _check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
 
 
 def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """Checks that rules score new samples, and a model samples, tokens or steps."""
     replay = replay_before(graph, node)
     if replay is not None and node.attr("by") != "model":
         yield node_error(
@@ -134,6 +135,26 @@ def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
             f"{node.id} scores the samples of {replay.id} by rules once more",
             expected="the scores that they had when they were sampled",
             hint="use those: old, old_scores = fl.replay(rollout, scores, ...)",
+        )
+    per_part, separator = node.attr("per"), node.attr("separator")
+    if per_part is not None and node.attr("by") != "model":
+        yield node_error(
+            node,
+            f"{node.id} scores whole responses by rules, and cannot score each {per_part}",
+            hint="make it an fl.RewardModel, or a map that gives token_reward",
+        )
+    if per_part not in (None, "token", "step"):
+        yield node_error(
+            node,
+            f"{node.id} cannot score each {per_part}",
+            expected='per="token", per="step" with a separator, or neither',
+        )
+    if (per_part == "step") != bool(separator):
+        yield node_error(
+            node,
+            f"{node.id} scores {f'each {per_part}' if per_part else 'whole responses'}",
+            found=f"separator={separator!r}",
+            expected='a separator with per="step", and only then',
         )
 
 

@@ -54,6 +54,7 @@ __all__ = [
     "advantage_outputs",
     "map_outputs",
     "prompt_fields",
+    "score_outputs",
 ]
 
 PROMPT = Field(name="prompt", dtype=DType.INT64, unit=Unit.PROMPTS)
@@ -265,8 +266,11 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         Op.SCORE: Signature(
             has_role=True,
             arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
-            outputs=(SCORE,),
-            attrs=(AttrRule(name="by", types=(str,)),),
+            attrs=(
+                AttrRule(name="by", types=(str,)),
+                AttrRule(name="per", types=(str,)),
+                AttrRule(name="separator", types=(str,)),
+            ),
         ),
         Op.LOGPROBS: Signature(
             has_role=True,
@@ -397,6 +401,11 @@ def advantage_outputs(spec: AdvantageSpec) -> tuple[Field, ...]:
     """Returns the outputs of an advantage: a value per sample or token, and a critic's targets."""
     advantage = TOKEN_ADVANTAGE if spec.per_token else ADVANTAGE
     return (advantage, RETURNS) if spec.gives_returns else (advantage,)
+
+
+def score_outputs(per: object) -> tuple[Field, ...]:
+    """Returns the output of a score: one number a sample, or rewards of `per` token or step."""
+    return (SCORE,) if per is None else (TOKEN_REWARD,)
 
 
 def map_outputs(spec: MapSpec) -> tuple[Field, ...]:

@@ -25,6 +25,7 @@ from flowrl.graph.signatures import (
     Signature,
     advantage_outputs,
     map_outputs,
+    score_outputs,
 )
 from flowrl.ids import NodeId
 from flowrl.specs import AdvantageSpec, LossSpec, MapSpec, Spec
@@ -290,6 +291,8 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
         expected = advantage_outputs(spec)
     if isinstance(spec, MapSpec):
         expected = map_outputs(spec)
+    if node.op is Op.SCORE:
+        expected = score_outputs(node.attr("per"))
     if expected is None:
         read = [name for edge in graph.in_edges(node.id) for name in edge.fields]
         if node.op is Op.PAIR or getattr(spec, "pairs", False):

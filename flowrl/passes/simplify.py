@@ -152,7 +152,8 @@ def _kept(graph: Graph, context: Context) -> dict[NodeId, NodeId]:
             continue
         # A model that nothing changes is that with which some role began.
         model = context.copies.get(role, role) if node.role not in changing else None
-        key = (node.op, edge.src, model or (role, changes.get(role, 0)))
+        options = (node.attr("per"), node.attr("separator"))
+        key = (node.op, options, edge.src, model or (role, changes.get(role, 0)))
         if first.setdefault(key, node.id) != node.id:
             kept[node.id] = first[key]
     return kept

@@ -24,6 +24,7 @@ from flowrl.program.handles import (
     Rollout,
     Samples,
     Scores,
+    TokenRewards,
 )
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
@@ -205,6 +206,15 @@ _BY_ROLE: Mapping[type[Handle], str] = {
 """The call of a role that gives each kind of handle."""
 
 
+_MAPPED: Mapping[type[Handle], str] = {
+    Scores: "score",
+    Advantages: "advantage",
+    Logprobs: "logprobs",
+    TokenRewards: "token_reward",
+}
+"""The field by which a map gives each kind of handle."""
+
+
 def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Advantages) and kind is Scores:
         return "pass it by name: advantages=..."
@@ -216,8 +226,12 @@ def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, tuple) and any(isinstance(each, kind) for each in value):
         names = ", ".join(type(each).__name__.lower() for each in value)
         return f"several things were returned together: write {names} = ..."
-    if isinstance(value, Mapped) and kind in (Scores, Advantages):
-        name = "score" if kind is Scores else "advantage"
+    if isinstance(value, TokenRewards) and kind in (Scores, Advantages):
+        return (
+            "fl.advantage.gae and reinforce_pp make advantages of them: token_rewards=...; one "
+            "score a sample is a map of theirs that gives score"
+        )
+    if isinstance(value, Mapped) and (name := _MAPPED.get(kind)) is not None:
         fields = ", ".join(field.name for field in value.fields)
         return f"it gives {fields}; a map that gives '{name}' alone gives {kind.kind}"
     call = _BY_ROLE.get(kind, "")

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import isfunction
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar, overload
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Op
-from flowrl.graph.signatures import SIGNATURES, WEIGHTS
+from flowrl.graph.signatures import SIGNATURES, WEIGHTS, score_outputs
 from flowrl.ids import NodeId, RoleName
-from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, Values
+from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, TokenRewards, Values
 from flowrl.program.operation import (
     check_spec,
     check_whole,
@@ -111,14 +111,15 @@ class Role:
             tracer.refuse_other_weights(self.name, op, self._version)
         return tracer
 
-    def _evaluate(self, op: Op, kind: type[_H], rollout: Samples, **attrs: str) -> _H:
+    def _evaluate(self, op: Op, kind: type[_H], rollout: Samples, **attrs: Attr) -> _H:
         """Adds a node that computes something of samples; returns the handle of its outputs."""
         tracer, name = self._begin(op), f"{self.name}.{op}"
         reads = reads_of(name, {"rollout": (rollout, Samples)})
         if self._version is not None:
             reads["weights"] = Read(self._version, (WEIGHTS,))
-        node = tracer.add(op, name=name, role=self.name, reads=reads, attrs=attrs)
-        return kind(tracer, node, SIGNATURES[op].outputs or ())
+        outputs = SIGNATURES[op].outputs or score_outputs(attrs.get("per"))
+        node = tracer.add(op, name=name, role=self.name, reads=reads, outputs=outputs, attrs=attrs)
+        return kind(tracer, node, outputs)
 
     def _learn(
         self,
@@ -175,14 +176,43 @@ class RewardModel(Role):
     learns = True
     predicts = "scores"
 
+    @overload
+    def score(self, rollout: Samples) -> Scores: ...
+
+    @overload
+    def score(
+        self, rollout: Samples, *, per: Literal["token", "step"], separator: str | None = None
+    ) -> TokenRewards: ...
+
     @operation
-    def score(self, rollout: Samples) -> Scores:
+    def score(
+        self,
+        rollout: Samples,
+        *,
+        per: Literal["token", "step"] | None = None,
+        separator: str | None = None,
+    ) -> Scores | TokenRewards:
         """One score for each sample: the model's number at its last token.
 
         Args:
             rollout: Samples, as `actor.generate` returned them.
+            per: `token` gives the model's number at each response token instead, `step` that at
+                the last token of each step and 0 at all others: a process reward model.
+            separator: The text that ends a step, which is part of it; the end of the response ends
+                the last one.
         """
-        return self._evaluate(Op.SCORE, Scores, rollout, by="model")
+        if per is None and separator is None:
+            return self._evaluate(Op.SCORE, Scores, rollout, by="model")
+        name = f"{self.name}.score"
+        if per not in ("token", "step"):
+            raise refuse_argument(name, "per", per, '"token" or "step"')
+        if per == "step" and not (isinstance(separator, str) and separator):
+            hint = 'write per="step", separator="\\n\\n"'
+            raise refuse_argument(name, "separator", separator, "the text that ends a step", hint)
+        if per == "token" and separator is not None:
+            raise refuse_argument(name, "separator", separator, 'none, or per="step"')
+        steps: dict[str, Attr] = {} if separator is None else {"separator": separator}
+        return self._evaluate(Op.SCORE, TokenRewards, rollout, by="model", per=per, **steps)
 
     @operation
     def update(self, pairs: Pairs, *, loss: LossSpec | None = None, every: int = 1) -> Self:

@@ -189,7 +189,8 @@ def _call(
         case Op.VALUES:
             return lambda: train.values(batch)
         case Op.SCORE:
-            return lambda: train.scores(batch)
+            scores = train.scores if question.node.attr("per") is None else train.token_scores
+            return lambda: scores(batch)
         case _:
             made, spec = _train_batch(train, question, batch), _update_spec(question, batch)
             return lambda: train.update(made, spec)

@@ -195,6 +195,10 @@ def _plain(graph: Graph, node: Node, name: str, value: Scalar) -> str:
             return f"by a {value}"
         case "every", _:
             return f"every {value} steps"
+        case "per", _:
+            return f"each {value}"
+        case "separator", str():
+            return f"steps end with {json.dumps(value)}"
         case _:
             return f"{name}={_short_scalar(value)}"
 

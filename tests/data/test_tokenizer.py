@@ -121,6 +121,26 @@ def test_a_new_bpe_tokenizer_equals_autotokenizer_and_round_trips(tmp_path, auto
     assert ours.decode(ours.encode_response(solution)) == solution
 
 
+def test_occurrences_of_a_text_end_at_tokens(tmp_path):
+    ours = Tokenizer.load(fresh(tmp_path / "m", BpeTokenizer(kind="bpe", vocab_size=640), gsm8k()))
+
+    def ended(separator: str, text: str) -> list[str]:
+        """The text up to each token at which an occurrence ends."""
+        ids = ours.encode(text)
+        return [ours.decode(ids[: end + 1]) for end in ours.ends_of(separator, ids)]
+
+    plain = "First 1 + 1 = 2.\n\nThen 2 + 3 = 5.\n\nSo 5"
+    assert [len(text) for text in ended("\n\n", plain)] == [18, 35]
+    # Several tokens make up the character of two bytes, and one of four.
+    torn = "Größe: 2 Füße 😀.\n\n→ 5\n\n"
+    found = ended("\n\n", torn)
+    assert found == ["Größe: 2 Füße 😀.\n\n", torn]
+    assert ended("ß", torn) == ["Größ", "Größe: 2 Füß"]
+    assert ended("7", plain) == []
+    assert ours.ends_of("\n", ours.encode("\n\n\n"))[-1] == len(ours.encode("\n\n\n")) - 1
+    assert ours.ends_of("\n", ours.encode("")) == []
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 def test_a_new_character_tokenizer_equals_autotokenizer(tmp_path, auto, architecture):
     spec = CharTokenizer(kind="char", alphabet="0123456789+= \n")

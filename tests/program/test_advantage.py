@@ -168,7 +168,7 @@ def test_a_baseline_of_least_variance_reads_a_pass_of_the_policy():
 def test_the_probabilities_are_those_of_the_role_that_drew_the_samples():
     with pytest.raises(GraphError, match="logprobs of other, but actor sampled them") as caught:
         least_variance("other")
-    assert caught.value.hint == "pass policy=actor.logprobs(rollout)"
+    assert caught.value.hint == "pass policy=actor.logprobs(rollout), read before any update"
 
 
 def test_probabilities_that_nothing_reads_or_that_are_missing_are_refused():

@@ -130,6 +130,45 @@ def texts_and_rows(
     actor.update(examples)
 
 
+@fl.map(reads=("token_reward", "token_reward_2"), gives="token_reward", per_sample=True)
+def both(batch):
+    """The rewards of steps, squashed where there are some, and a little of those of tokens."""
+    steps = np.where(batch["token_reward"] != 0, np.tanh(batch["token_reward"]), 0.0)
+    return steps + 0.1 * batch["token_reward_2"]
+
+
+@fl.map(reads=("logprobs", "rollout_logprobs"), gives="logprobs", per_sample=True)
+def halfway(batch):
+    """Logprobs between two policies."""
+    return (batch["logprobs"] + batch["rollout_logprobs"]) / 2
+
+
+@fl.workflow
+def dense_rewards(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    model: fl.RewardModel,
+    critic: fl.Critic,
+    teacher: fl.Policy,
+    verifier: fl.Reward,
+) -> None:
+    """Rewards of steps and tokens, of a model and of maps; a reference that a map makes."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    steps = model.score(rollout, per="step", separator="1")
+    tokens = model.score(rollout, per="token")
+    rewards = both(steps, tokens)
+    fl.log("rewards", rewards)
+    values = critic.values(rollout)
+    advantages, returns = fl.advantage.gae(scores, values, rollout, token_rewards=rewards)
+    alone = fl.advantage.reinforce_pp(None, rollout, mean="group_others", token_rewards=steps)
+    critic.update(rollout, returns=returns, values=values)
+    reference = halfway(teacher.logprobs(rollout), rollout)
+    actor.update(rollout, advantages=advantages, reference=reference, kl=fl.kl.k3(0.1))
+    actor.update(rollout, advantages=alone)
+
+
 @fl.workflow
 def second_thoughts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Samples that are selected behind an update, whose old logprobs are of before it."""
@@ -283,6 +322,7 @@ def troubled(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> N
 EQUAL: Mapping[str, Mapping[str, Any]] = {
     "own_functions": {},
     "texts_and_rows": {},
+    "dense_rewards": {},
     "second_thoughts": {},
     "out_of_order": {},
     "left_out": {},

@@ -68,6 +68,10 @@ class Worker:
     def scores(self, sequences: SequenceBatch) -> np.ndarray:
         return sequences.lengths.astype(np.float32)
 
+    def token_scores(self, sequences: SequenceBatch) -> np.ndarray:
+        positions = np.arange(len(sequences.tokens), dtype=np.float32)
+        return np.where(sequences.response_mask, positions, 0).astype(np.float32)
+
 
 def lowered(workflow: Workflow, **context: Any) -> Graph:
     """The workflow's lowered graph."""
@@ -112,6 +116,7 @@ def program_of(
     mini_batches: int = 1,
     effects: list[str] | None = None,
     sampling: Sampling | None = None,
+    texts: Texts | None = None,
 ) -> BatchProgram:
     """A program over `workers`; what it publishes and refreshes is told to `effects`."""
     told = [] if effects is None else effects
@@ -134,5 +139,5 @@ def program_of(
             beat=lambda: None,
         ),
         {node.id: given for node in graph.nodes},
-        Texts({}),
+        texts or Texts({}),
     )

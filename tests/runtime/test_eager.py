@@ -98,8 +98,10 @@ def test_lines_that_the_compiled_run_orders_otherwise_give_the_same(program: str
     assert other == left
     assert left_by(eager.folder) == left_by(compiled.folder)
     assert bool(gone) == ("rewards" in settings)
+    logged = [row["extra"] for row in read_json_lines(eager.folder / "metrics.jsonl")]
+    if program == "dense_rewards":
+        assert all({"rewards", "terms/model/mean"} <= extra.keys() for extra in logged)
     if program == "texts_and_rows":
-        logged = [row["extra"] for row in read_json_lines(eager.folder / "metrics.jsonl")]
         # A response of an example is its text and the token that ends it.
         assert [extra["taught"] for extra in logged] == [-1.0] * len(logged)
 

@@ -90,6 +90,29 @@ def test_values_and_scores_equal_the_padded_computation(kind: str, models: Path)
     np.testing.assert_allclose(trainer.scores(rows), scores.numpy(), atol=1e-6)
 
 
+def test_scores_of_tokens_are_the_scores_of_the_samples_that_end_there(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen, head="value"))
+    rows = sequences(3)
+    mask = rows.response_mask.copy()
+    mask[np.flatnonzero(mask)[1::3]] = False  # words of an environment
+    rows = replace(rows, response_mask=mask)
+    got = trainer.token_scores(rows)
+    assert (got[~mask] == 0).all()
+    first = int(rows.offsets[1])
+    for place in np.flatnonzero(mask[:first]).tolist():
+        begun = SequenceBatch(
+            samples=rows.samples[:1],
+            tokens=rows.tokens[: place + 1],
+            offsets=np.array([0, place + 1]),
+            response_mask=mask[: place + 1],
+            groups=rows.groups[:1],
+        )
+        np.testing.assert_allclose(trainer.scores(begun), got[[place]], atol=1e-6)
+    last = rows.offsets[1:] - 1
+    live = mask[last]
+    np.testing.assert_allclose(got[last][live], trainer.scores(rows)[live], atol=1e-6)
+
+
 def test_a_score_stands_at_the_last_token_whatever_the_mask_says(qwen: Path) -> None:
     trainer = TorchTrainer(context(qwen, head="value"))
     rows = sequences(2)
@@ -338,4 +361,5 @@ def test_empty_batches_have_no_scores(qwen: Path) -> None:
         groups=np.zeros(0, np.int64),
     )
     assert trainer.scores(none).shape == (0,)
+    assert trainer.token_scores(none).shape == (0,)
     assert trainer.values(none).shape == (0,)

@@ -1,7 +1,8 @@
 """The model's outputs that a loss reads: logprobs, values or scores in a packed pass.
 
-A score is the value head's number at a sample's last token. It is computed as the value before one
-more token, which `closed` adds to every sample, so scores share prefixes like everything else.
+A score is the value head's number at a token: the last one of a sample, or each. It is computed as
+the value before the token that follows, of which `closed` adds one to every sample, so scores share
+prefixes like everything else.
 """
 
 from __future__ import annotations
@@ -153,17 +154,25 @@ def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) ->
     return result
 
 
-def closed(batch: SequenceBatch) -> SequenceBatch:
-    """Appends one token to every sample, which alone counts as response.
+def closed(batch: SequenceBatch, places: Ints | None = None) -> SequenceBatch:
+    """Appends one token to every sample; the tokens that follow `places` alone count as responses.
 
-    The state after the whole sample predicts it. The token's id has no effect, as it is no input.
+    The state after a token predicts the one that follows it. The added token's id has no effect, as
+    it is no input.
+
+    Args:
+        places: int64, places in the concatenated tokens; those of the samples' last tokens by
+            default.
     """
     ends = batch.offsets[1:]
+    read = ends - 1 if places is None else places
+    follows = np.zeros(len(batch.tokens) + len(ends), np.bool_)
+    follows[read + np.searchsorted(ends, read, side="right") + 1] = True
     return replace(
         batch,
         tokens=np.insert(batch.tokens, ends, 0),
         offsets=batch.offsets + np.arange(len(batch.offsets)),
-        response_mask=np.insert(np.zeros(len(batch.tokens), np.bool_), ends, True),
+        response_mask=follows,
         turn=None,
         token_reward=None,
         state=None,

@@ -150,6 +150,20 @@ class TorchTrainer:
         found = predict_all(self.model, longer, np.arange(len(batch)), "scores")
         return found[longer.response_mask]
 
+    def token_scores(self, batch: SequenceBatch) -> Floats:
+        """Returns float32 `[T]`, the value head's output at each response token, else 0.
+
+        Raises:
+            BackendError: The model has no value head, or its vocabulary lacks a token.
+        """
+        self._require("value", "scores", batch)
+        places = np.flatnonzero(batch.response_mask)
+        longer = closed(batch, places)
+        found = predict_all(self.model, longer, _answered(batch), "scores")
+        scores = np.zeros(len(batch.tokens), np.float32)
+        scores[places] = found[longer.response_mask]
+        return scores
+
     def _require(self, head: Head, wanted: str, batch: SequenceBatch) -> None:
         """Checks that the model has the required head and every token of a batch."""
         if self._context.head != head:

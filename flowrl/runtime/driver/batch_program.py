@@ -24,6 +24,7 @@ from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.graph.sample_sets import JOINS
+from flowrl.graph.signatures import TOKEN_REWARD
 from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
@@ -227,12 +228,20 @@ class BatchProgram:
         step.values[inputs.node.id, "values"] = train.values(inputs.sequences)
 
     def _score(self, inputs: NodeInputs, step: StepBatch) -> None:
-        """Computes a reward model's scores; those by rules came with the samples."""
+        """Computes a reward model's scores or token rewards; rules' came with the samples."""
         node = inputs.node
         if is_rule_score(node):
             scores: Floats = scores_by(role_of(node), inputs.samples.payloads)
-        else:
+        elif node.attr("per") is None:
             scores = self._worker(node).train.scores(inputs.sequences)
+        else:
+            rewards = self._worker(node).train.token_scores(inputs.sequences)
+            separator = node.attr("separator")
+            if isinstance(separator, str):
+                ends = self.texts.step_ends(inputs.samples, separator)
+                rewards = np.where(ends, rewards, np.float32(0))
+            step.values[node.id, TOKEN_REWARD.name] = rewards
+            return
         step.values[node.id, "score"] = scores
 
     def _filter(self, inputs: NodeInputs, step: StepBatch) -> None:

@@ -19,6 +19,7 @@ from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr, results, score_source
 from flowrl.graph.sample_sets import JOINS, sample_edges
+from flowrl.graph.signatures import SCORE, TOKEN_REWARD
 from flowrl.graph.streaming import is_rule_score, scores_at_once
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
@@ -26,7 +27,7 @@ from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import kept_groups
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
-from flowrl.runtime.driver.payloads import Payload, StepBatch
+from flowrl.runtime.driver.payloads import Array, Payload, StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 from flowrl.specs.maps import Parse
@@ -76,7 +77,7 @@ def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
             source = score_source(parts.graph, reader.id, argument)
             if source is not None and parts.origin(source.id) == rollout:
                 return source
-    scores = parts.graph.of_op(Op.SCORE, Op.INTERACT)
+    scores = [n for n in parts.graph.of_op(Op.SCORE, Op.INTERACT) if n.output(SCORE.name)]
     return next((node for node in scores if parts.origin(node.id) == rollout), None)
 
 
@@ -366,14 +367,15 @@ class StepReport:
     def _rewards(self, step: StepBatch, rollout: GeneratedRollout) -> dict[str, float]:
         """Returns mean, spread and failures of each reward term of a rollout, and all failures.
 
-        A reward model is a term of its role's name.
+        A reward model is a term of its role's name; one that scores tokens or steps is the sum of
+        its rewards.
         """
         values: dict[str, list[float]] = {}
         for _, payload in _scored(rollout.collected):
             for name, value in payload.terms.items():
                 values.setdefault(name, []).append(value)
         for node in self._parts.graph.of_op(Op.SCORE):
-            scores = step.values.get((node.id, "score"))
+            scores = self._scores_of(node, step)
             if is_rule_score(node) or scores is None or not len(scores):
                 continue
             if self._parts.origin(node.id) == rollout.part.node.id:
@@ -397,6 +399,14 @@ class StepReport:
                 found[f"terms/{name}/std"] = float(np.std(values[name]))
             found[f"terms/{name}/failures"] = float(failures[name])
         return found
+
+    def _scores_of(self, node: Node, step: StepBatch) -> Array | None:
+        """Returns `[N]`, scores of a node or sums of its rewards; None if it did not run."""
+        rewards = step.values.get((node.id, TOKEN_REWARD.name))
+        if rewards is None:
+            return step.values.get((node.id, SCORE.name))
+        starts = step.sets[self._parts.made[node.id]].sequences.offsets[:-1]
+        return np.add.reduceat(np.asarray(rewards, np.float64), starts)
 
     def _unparsed(self, step: StepBatch, rollout: GeneratedRollout) -> dict[str, float]:
         """Returns the share of a rollout's responses in which a map found no number."""

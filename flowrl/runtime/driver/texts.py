@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from flowrl.backend.batch import Mask
 from flowrl.data import Tokenizer
 from flowrl.data.templates import field_value
 from flowrl.errors import DataError
@@ -41,6 +42,25 @@ class Texts:
         tokenizer, tokens = self._tokenizers[origin], payload.tokens
         ends = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
         return tokenizer.decode_many([tokens[:-1] if ends else tokens])[0]
+
+    def step_ends(self, samples: SampleSet, separator: str) -> Mask:
+        """Returns bool `[T]`, true at the last token of each step of a response.
+
+        A step ends at the token in which the separator ends, or with the response, unless only the
+        stop token is left. Tokens that the policy did not produce end no step.
+        """
+        sequences, tokenizer = samples.sequences, self._tokenizers[samples.origin]
+        ends = np.zeros(len(sequences.tokens), np.bool_)
+        for number, payload in enumerate(samples.payloads):
+            tokens = payload.tokens
+            stopped = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
+            places = tokenizer.ends_of(separator, tokens)
+            before_stop = len(tokens) - (2 if stopped else 1)
+            if before_stop >= 0 and before_stop not in places:
+                places.append(len(tokens) - 1)
+            begin = int(sequences.offsets[number + 1]) - len(tokens)
+            ends[[begin + place for place in places]] = True
+        return np.asarray(ends & sequences.response_mask, np.bool_)
 
     def held(self, samples: SampleSet, name: str, *, reader: str) -> Array:
         """Returns objects `[N]`: a text of each sample, or a field of its data row.
