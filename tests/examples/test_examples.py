@@ -23,7 +23,6 @@ SHORT = (
     [
         ("three_lines", {"actor", "reward"}),
         ("arithmetic_grpo", {"actor", "verifier"}),
-        ("raft", {"actor", "verifier"}),
     ],
 )
 def test_an_example_runs_to_its_last_line(

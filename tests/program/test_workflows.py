@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import runpy
 import tomllib
+from itertools import combinations
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
@@ -23,8 +26,10 @@ from flowrl_graphs.dr_grpo import dr_grpo
 from flowrl_graphs.grpo import grpo
 from flowrl_graphs.gspo import gspo
 from flowrl_graphs.opd import opd
+from flowrl_graphs.pass_at_k import of_subsets, pass_at_k
 from flowrl_graphs.ppo import ppo
 from flowrl_graphs.ppo_rm import ppo_rm
+from flowrl_graphs.raft import raft
 from flowrl_graphs.reinforce_pp import reinforce_pp
 from flowrl_graphs.remax import remax
 from flowrl_graphs.reward_model import reward_model
@@ -44,6 +49,8 @@ STAGES = {
     async_grpo: ["sft", "async_grpo"],
     opd: ["teach", "sft", "opd"],
     dpo: ["sft", "dpo"],
+    raft: ["sft", "raft"],
+    pass_at_k: ["sft", "pass_at_k"],
 }
 """The programs with a config of their own and its stages; `sft` and `grpo` are the quickstart's."""
 
@@ -70,6 +77,8 @@ STAGES = {
         ("comparisons", comparisons, {}),
         ("opd", opd, {}),
         ("dpo", dpo, {}),
+        ("raft", raft, {}),
+        ("pass_at_k", pass_at_k, {}),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
@@ -170,6 +179,29 @@ def test_the_policy_never_sees_the_scores_of_the_annotator():
     readers = {edge.dst for edge in graph.edges if edge.src == score.id}
     assert readers == {"select"}
     assert {edge.dst for edge in graph.edges if edge.src == "select"} == {"reward.update"}
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_an_advantage_of_pass_at_k_is_the_mean_over_all_sets_of_k_answers(k):
+    scores = np.array([1, 0, 0, 0, 0, 1, 0, 1, 1, 1], np.float64)
+    groups = np.repeat([3, 8], 5)
+    batch = SimpleNamespace(scores=scores, groups=groups)
+    found = of_subsets.__wrapped__(batch, k=k)
+    for group in (3, 8):
+        rows = np.flatnonzero(groups == group)
+        sets = list(combinations(rows, k))
+        rewards = np.array([scores[list(each)].max() for each in sets])
+        deviation = rewards.std()
+        for row in rows:
+            own = [r for r, each in zip(rewards, sets, strict=True) if row in each]
+            wanted = (np.mean(own) - rewards.mean()) / deviation if deviation else 0.0
+            assert found[row] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_pass_at_k_of_more_answers_than_there_are_says_what_to_set():
+    batch = SimpleNamespace(scores=np.ones(2), groups=np.zeros(2))
+    with pytest.raises(ValueError, match=r"set train.group_size to 4 or more"):
+        of_subsets.__wrapped__(batch, k=4)
 
 
 def test_reinforce_pp_needs_a_reference_only_with_kl():
