@@ -27,9 +27,9 @@ def run(
         FlowError: The model, the config or an input cannot be used.
     """
     from flowrl import api
-    from flowrl.compiler.requests import evaluated_role
     from flowrl.config.load import load_config, locating
     from flowrl.files import encode_json
+    from flowrl.graph.sample_trees import evaluated_role
     from flowrl.runtime.evaluate import evaluate_local
 
     is_run = (path / "config.yaml").is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import add
 
 from flowrl.cluster.hardware import abbreviated, find_spec
 from flowrl.compiler.lengths import assumed_lengths, check_mean, lengths_of, mean_prompt
@@ -11,10 +12,11 @@ from flowrl.compiler.lowering import LoweredStage, sampling_of
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
-from flowrl.cost.demand import response_bound
+from flowrl.cost.demand import prompt_bound, response_bound
 from flowrl.cost.episodes import CallSeconds
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Op
+from flowrl.graph.sample_trees import evaluated_role
 from flowrl.passes.context import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest
 from flowrl.plan.dtypes import check_trained_types
@@ -22,10 +24,9 @@ from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS
 from flowrl.program.parameters import RoleKind
 from flowrl.program.roles import Environment, Reward
-from flowrl.specs import LossSpec
 from flowrl.wording import counted, listing, suggestion
 
-__all__ = ["evaluated_role", "plan_requests"]
+__all__ = ["plan_requests"]
 
 
 def plan_requests(
@@ -51,17 +52,6 @@ def plan_requests(
     )
     max_length = max(request.max_length for request in requests)
     return [replace(request, max_length=max_length) for request in requests]
-
-
-def evaluated_role(graphs: Sequence[Graph]) -> str | None:
-    """Returns the policy that generates the held-out samples: the last one that is updated."""
-    policies = [
-        node.role
-        for graph in graphs
-        for node in graph.of_op(Op.UPDATE)
-        if isinstance(loss := node.attr("loss"), LossSpec) and loss.predicts == "logprobs"
-    ]
-    return policies[-1] if policies else None
 
 
 def _with_own_pins(
@@ -109,7 +99,9 @@ def _request(
     sampling = sampling_of(config.stage_config(config.stages[-1]))
     bounds = [response_bound(graph, node, sampling) for node in generates]
     response = max(bounds, default=sampling.max_tokens)
-    wanted = config.data.max_prompt_tokens + response
+    longest = config.data.max_prompt_tokens
+    prompts = [prompt_bound(graph, node, longest, sampling) for node in generates]
+    wanted = max(map(add, prompts, bounds), default=longest + response)
     numbers = [n for node in generates if isinstance(n := node.attr("n"), int)]
     paired = any(node.attr("data") == "pairs" for node in graph.of_op(Op.SOURCE))
     request = PlanRequest(
@@ -118,7 +110,7 @@ def _request(
         group_size=max(numbers, default=2 if paired else 1),
         mini_batches=train.mini_batches,
         micro_batch=train.micro_batch,
-        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_prompt_tokens=max(prompts, default=longest),
         max_response_tokens=response,
         max_length=min([wanted, *(limit for limit in limits if limit is not None)]),
         train_key=f"{stage.prefix}train",

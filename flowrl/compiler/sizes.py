@@ -20,8 +20,10 @@ from flowrl.config.rewards import OverlongTerm
 from flowrl.config.roles import FreshModel
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.graph.sample_sets import answered_prompts
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling
 from flowrl.specs.filters import SelectSpec, ZeroVariance
+from flowrl.specs.prompts import PromptTemplate
 from flowrl.wording import counted
 
 __all__ = ["check_sizes", "compares_a_group", "generates_before"]
@@ -67,19 +69,27 @@ def compares_a_group(spec: AdvantageSpec) -> bool:
 
 
 def generates_before(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yields the generations of the samples whose scores a node reads."""
+    """Yields the generations of the samples whose scores a node reads.
+
+    Those that their prompts are made of are others, and so are parents or children whose values
+    were taken to these samples.
+    """
     seen, waiting = {node.id}, [node.id]
     while waiting:
-        for edge in graph.in_edges(waiting.pop()):
+        at = graph.node(waiting.pop())
+        for edge in graph.in_edges(at.id):
             # A baseline is of samples of its own, one a prompt by design.
             if edge.carried or edge.src in seen or edge.argument == "baseline":
+                continue
+            between = at.op in (Op.PARENT, Op.MEAN_OF_CHILDREN) and edge.argument == "input"
+            if between or at.op is Op.PROMPTS_OF:
                 continue
             seen.add(edge.src)
             waiting.append(edge.src)
     yield from (generate for generate in graph.of_op(Op.GENERATE) if generate.id in seen)
 
 
-def _space(generate: Node, role_backends: RoleBackends) -> tuple[int, int] | None:
+def _space(graph: Graph, generate: Node, role_backends: RoleBackends) -> tuple[int, int] | None:
     """Returns the tokens that a sample may have, and those of the shortest prompt.
 
     Prompts that are too long are left out, so only what all of them need is certain.
@@ -91,8 +101,18 @@ def _space(generate: Node, role_backends: RoleBackends) -> tuple[int, int] | Non
     limit = role_backends.longest(role)
     if limit is None:
         return None
+    template = _template(graph, generate)
+    if template is not None and not template.begins_with_prompt:
+        return limit, 1
     is_fresh = isinstance(role_backends.roles[role_backends.source(role)].model, FreshModel)
     return limit, least_prompt_tokens(role_backends.loaded)[0] if is_fresh else 1
+
+
+def _template(graph: Graph, generate: Node) -> PromptTemplate | None:
+    """Returns the template of the prompts that a rollout answers; None for prompts of data."""
+    prompts = answered_prompts(graph, generate)
+    spec = None if prompts is None else graph.node(prompts).attr("spec")
+    return spec if isinstance(spec, PromptTemplate) else None
 
 
 def _places(*places: str | None) -> str:
@@ -211,7 +231,7 @@ def _responses_may_stop(stage: LoweredStage, role_backends: RoleBackends) -> Pro
 
 def _responses_fit(stage: LoweredStage, role_backends: RoleBackends) -> Problems:
     for node in stage.graph.of_op(Op.GENERATE):
-        space = _space(node, role_backends)
+        space = _space(stage.graph, node, role_backends)
         most = _size(role_backends.loaded, stage, node, "max_tokens")
         if space is None or most is None:
             continue
@@ -232,7 +252,7 @@ def _episodes_fit(stage: LoweredStage, role_backends: RoleBackends) -> Problems:
     for episode in stage.graph.of_op(Op.INTERACT):
         turns = episode.attr("max_turns")
         for generate in stage.graph.of_op(Op.GENERATE):
-            space = _space(generate, role_backends)
+            space = _space(stage.graph, generate, role_backends)
             if generate.region != episode.region or space is None or not isinstance(turns, int):
                 continue
             limit, prompt = space

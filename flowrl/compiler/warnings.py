@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 from flowrl.cluster.cpu import read_cores
 from flowrl.compiler.lowering import LoweredStage
-from flowrl.compiler.requests import evaluated_role
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.cost.demand import phase_of
 from flowrl.graph import Node, Op
 from flowrl.graph.ir import called
 from flowrl.graph.sample_sets import sampling_node
+from flowrl.graph.sample_trees import evaluated_role
 from flowrl.passes.settle_truncation import (
     changed_options,
     includes_truncation,

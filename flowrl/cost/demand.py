@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
+from flowrl.graph.sample_sets import answered_prompts, origin_of
 from flowrl.graph.sample_trees import parents_of
 from flowrl.specs import Replay, Sampling, SelectSpec
+from flowrl.specs.prompts import PromptTemplate
 
-__all__ = ["phase_of", "response_bound", "samples_of_step", "samples_per_prompt"]
+__all__ = [
+    "phase_of",
+    "prompt_bound",
+    "response_bound",
+    "samples_of_step",
+    "samples_per_prompt",
+]
 
 _PHASES = {
     Op.GENERATE: Phase.ROLLOUT,
@@ -90,6 +98,30 @@ def _kept(spec: SelectSpec, size: int) -> int:
 def _drawn(generate: Node, group_size: int) -> int:
     number = generate.attr("n")
     return number if isinstance(number, int) else group_size
+
+
+def prompt_bound(graph: Graph, generate: Node, longest: int, sampling: Sampling) -> int:
+    """Tokens of a prompt at most.
+
+    A prompt that is made of a sample has the sample's tokens and a template. No tokenizer makes
+    more tokens of a text than it has bytes; a text of the data row may be as long as a prompt.
+
+    Args:
+        longest: Tokens of a prompt of the data.
+        sampling: Where a rollout does not say.
+    """
+    prompts, parents = answered_prompts(graph, generate), parents_of(graph, generate)
+    if prompts is None or parents is None:
+        return longest
+    spec = graph.node(prompts).attr("spec")
+    assert isinstance(spec, PromptTemplate)
+    parent = origin_of(graph, parents)
+    bounds = {
+        "prompt": prompt_bound(graph, parent, longest, sampling),
+        "response": response_bound(graph, parent, sampling),
+    }
+    texts = sum(len(text.encode()) for text in spec.pieces[::2])
+    return texts + sum(bounds.get(name, longest) for name in spec.names)
 
 
 def response_bound(graph: Graph, generate: Node, sampling: Sampling) -> int:

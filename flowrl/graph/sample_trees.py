@@ -17,16 +17,17 @@ mean of its children's values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import DType, Edge, Graph, Node, Op, Unit, node_error
 from flowrl.graph.sample_sets import SUBSETS, answered_prompts, origin_of, sample_sets
 from flowrl.graph.signatures import prompt_fields
 from flowrl.graph.streaming import streaming_nodes
-from flowrl.specs import PromptsSpec
+from flowrl.ids import RoleName
+from flowrl.specs import LossSpec, PromptsSpec
 
-__all__ = ["check_sample_trees", "data_prompts", "parents_of"]
+__all__ = ["check_sample_trees", "data_prompts", "evaluated_role", "parents_of"]
 
 
 def parents_of(graph: Graph, maker: Node) -> Node | None:
@@ -46,6 +47,25 @@ def data_prompts(graph: Graph, maker: Node) -> Node | None:
         maker = parents
     prompts = answered_prompts(graph, maker)
     return None if prompts is None else graph.node(prompts)
+
+
+def evaluated_role(graphs: Sequence[Graph]) -> RoleName | None:
+    """Returns the policy of a run that is evaluated: the last one that is updated.
+
+    A policy that answers nothing but prompts made of samples, as a critic does, comes after the
+    others: held-out prompts are prompts of data.
+    """
+    updated = [
+        node.role
+        for graph in graphs
+        for node in graph.of_op(Op.UPDATE)
+        if isinstance(loss := node.attr("loss"), LossSpec) and loss.predicts == "logprobs"
+    ]
+    generates = [(graph, node) for graph in graphs for node in graph.of_op(Op.GENERATE)]
+    of_data = {node.role for graph, node in generates if parents_of(graph, node) is None}
+    of_samples = {node.role for _, node in generates} - of_data
+    ordered = sorted(updated, key=lambda role: role not in of_samples)  # stable
+    return ordered[-1] if ordered else None
 
 
 def check_sample_trees(graph: Graph) -> Iterator[GraphError]:

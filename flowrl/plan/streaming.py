@@ -36,6 +36,8 @@ def _start(node: Node, streams: bool, waited_for: bool) -> StartUnit:
             return StartUnit.STEP
         case Op.GENERATE if node.region is not None:
             return StartUnit.SAMPLE
+        case Op.PROMPTS_OF:
+            return StartUnit.SAMPLE
         case Op.SCORE if streams:
             return StartUnit.SAMPLE
         case Op.MAP if streams and waited_for:

@@ -209,21 +209,25 @@ class AdmissionQueue:
 
 
 class OfferedGroups:
-    """A set of group ids that only grows: a bitmap of prompts for each epoch."""
+    """A set of group ids that only grows: a bitmap of prompts for each epoch.
 
-    __slots__ = ("_epochs",)
+    The groups of samples' children have a bitmap for each epoch and members: that of the groups
+    `0/*/3`, which answer what member 3 made of each prompt, has the name `0/3`.
+    """
+
+    __slots__ = ("_bitmaps",)
 
     def __init__(self) -> None:
-        self._epochs: dict[int, bytearray] = {}
+        self._bitmaps: dict[str, bytearray] = {}
 
     def add(self, group: GroupId) -> bool:
         """Remembers the group; False if it was there already.
 
         Raises:
-            SchedulerError: the id is not `epoch/prompt`.
+            SchedulerError: the id is neither `epoch/prompt` nor that of a sample.
         """
-        epoch, prompt = self._parse(group)
-        bits = self._epochs.setdefault(epoch, bytearray())
+        name, prompt = self._parse(group)
+        bits = self._bitmaps.setdefault(name, bytearray())
         byte, mask = prompt >> 3, 1 << (prompt & 7)
         if byte >= len(bits):
             # Doubling keeps the cost of growing constant for each prompt.
@@ -234,29 +238,27 @@ class OfferedGroups:
         return True
 
     def __contains__(self, group: GroupId) -> bool:
-        epoch, prompt = self._parse(group)
-        bits = self._epochs.get(epoch, b"")
+        name, prompt = self._parse(group)
+        bits = self._bitmaps.get(name, b"")
         return prompt >> 3 < len(bits) and bool(bits[prompt >> 3] & (1 << (prompt & 7)))
 
     @staticmethod
-    def _parse(group: GroupId) -> tuple[int, int]:
-        epoch, _, prompt = group.partition("/")
-        if not (epoch.isdecimal() and prompt.isdecimal()):
+    def _parse(group: GroupId) -> tuple[str, int]:
+        epoch, *path = group.split("/")
+        if not path or not all(part.isdecimal() for part in (epoch, *path)):
             raise SchedulerError(
                 "a group id has the wrong form",
                 found=repr(group),
-                expected="'epoch/prompt', both counted from 0",
+                expected="'epoch/prompt', both counted from 0, or the id of a sample",
             )
-        return int(epoch), int(prompt)
+        return "/".join([epoch, *path[1:]]), int(path[0])
 
     def to_json(self) -> dict[str, str]:
-        """Returns each epoch's bitmap in hexadecimal: bit `p & 7` of byte `p >> 3` is prompt p.
+        """Returns each bitmap in hexadecimal: bit `p & 7` of byte `p >> 3` is prompt p.
 
         Written at every step boundary, so it costs one call an epoch and no look at each prompt.
         """
-        return {
-            str(epoch): bits.rstrip(b"\0").hex() for epoch, bits in sorted(self._epochs.items())
-        }
+        return {name: bits.rstrip(b"\0").hex() for name, bits in sorted(self._bitmaps.items())}
 
     @classmethod
     def from_json(cls, value: dict[str, str]) -> OfferedGroups:
@@ -266,5 +268,5 @@ class OfferedGroups:
             ValueError: not such a description.
         """
         offered = cls()
-        offered._epochs = {int(epoch): bytearray.fromhex(bits) for epoch, bits in value.items()}
+        offered._bitmaps = {name: bytearray.fromhex(bits) for name, bits in value.items()}
         return offered

@@ -187,6 +187,10 @@ class Residency:
                 ) from None
             self._before.setdefault(NodeId(switch.before), []).append(act)
 
+    def has_switches(self, node: NodeId) -> bool:
+        """True if switches belong before `node` runs."""
+        return node in self._before
+
     def switch(self, node: NodeId) -> None:
         """Makes the switches that belong before `node` runs; making them again changes nothing."""
         for act in self._before.get(node, ()):

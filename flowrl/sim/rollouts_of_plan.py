@@ -185,11 +185,12 @@ class RolloutMaker:
         """
         player = player_of(self.stage.graph, node)
         plan = self.stage.plan
+        settings = self._settings(node, player, num_engines)
         return RolloutModel(
             name=node.id,
             role=pool,
-            groups=plan.sizes.prompts_per_step,
-            settings=self._settings(node, player, num_engines),
+            groups=plan.operation(node.id).num_samples // settings.group_size,
+            settings=settings,
             environment=self._environment(node, player) if node.op is Op.INTERACT else None,
             scorers=tuple(
                 self._scorer(operation)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.ids import SampleId
-from flowrl.runtime.driver.collected_batch import Seconds
+from flowrl.runtime.driver.rounds import one_round
 from flowrl.runtime.workers import wait_for_any
 from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
 
@@ -69,12 +69,12 @@ def test_a_round_in_which_nothing_moves_waits_for_the_engines(monkeypatch):
     driver = driver_of(world, Apart(world))
     waits: list[int] = []
     monkeypatch.setattr(
-        "flowrl.runtime.driver.rollout_driver.wait_for_any",
+        "flowrl.runtime.driver.rounds.wait_for_any",
         lambda workers, _: waits.append(len(list(workers))),
     )
     (held,) = driver._running.values()
     held[SampleId("0/0/0")] = 0
-    assert driver._round(Seconds()) == 0
+    assert one_round([driver]) == 0
     assert waits == [1]
 
 

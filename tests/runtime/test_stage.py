@@ -16,7 +16,8 @@ from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import GroupJudge, group_judge
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
-from flowrl.runtime.driver.stage import drop_without_counterpart, joined_rollouts, part_of
+from flowrl.runtime.driver.rollout_tree import drop_incomplete, joined_rollouts
+from flowrl.runtime.driver.stage import part_of
 from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.specs import FinishReason
 from tests.runtime.node_world import Worker, lowered, program_of
@@ -163,7 +164,7 @@ def test_a_prompt_that_one_of_two_rollouts_lost_is_dropped_from_the_other():
     sampled.collected.filtered = [
         (sample, payload, "dull") for _, members in taken_out for sample, payload in members
     ]
-    drop_without_counterpart([sampled, greedy])
+    drop_incomplete([sampled, greedy], joined_rollouts(parts))
     assert [group for group, _ in sampled.collected.groups] == ["0/0", "0/2"]
     assert [(sample, reason) for sample, _, reason in sampled.collected.dropped] == [
         (sample, "no_counterpart") for sample in ("0/1/0", "0/3/0", "0/3/1")

@@ -28,8 +28,9 @@ from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import RolloutPart
 from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
+from flowrl.runtime.driver.rollout_tree import OpenRollout
 from flowrl.runtime.driver.sources import RowSamples, Source
-from flowrl.runtime.driver.stage import OpenRollout, Stage, delivered_groups
+from flowrl.runtime.driver.stage import Stage, delivered_groups
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.driver.threads import RolloutThread

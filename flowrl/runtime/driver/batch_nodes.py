@@ -2,6 +2,8 @@
 
 - `NodeInputs` reads arrays of a node's arguments and the set of samples to which they belong.
 - A map node calls the user's function with its fields by key, and checks what it returns.
+- A `parent` or `mean_of_children` node takes values from samples to those that were made of them,
+  or back.
 - An advantage node collects the fields that its specification reads and lays out the result.
 - An update node makes the batch that its loss reads, cut into mini-batches of whole groups.
 """
@@ -23,7 +25,7 @@ from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Edge, Graph, Node, Unit
 from flowrl.graph.ir import held_field
-from flowrl.ids import NodeId
+from flowrl.ids import NodeId, SampleId
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch
@@ -41,6 +43,8 @@ __all__ = [
     "reads_squares",
     "run_advantage",
     "run_map",
+    "run_mean_of_children",
+    "run_parent",
     "split_groups",
     "train_batch",
     "turns_of",
@@ -145,6 +149,30 @@ def run_map(inputs: NodeInputs, texts: Texts) -> MapResult:
         _seen[spec] += 1
         check_per_sample(batch, spec, given)
     return given
+
+
+def run_parent(inputs: NodeInputs) -> Mapping[str, Array]:
+    """Returns the values of each sample's parent, whose id is the sample's group."""
+    edge = inputs.edge("input")
+    assert edge is not None  # the verifier of graphs proves it
+    places = {sample: row for row, sample in enumerate(inputs.samples_of(edge).sequences.samples)}
+    rows = [places[SampleId(group)] for group in inputs.samples.groups]
+    return {field: inputs.read(edge.src, field)[rows] for field in edge.fields}
+
+
+def run_mean_of_children(inputs: NodeInputs) -> Mapping[str, Array]:
+    """Returns float32 `[N]`: the mean of the values of each sample's children, which all have."""
+    edge = inputs.edge("input")
+    assert edge is not None  # the verifier of graphs proves it
+    places = {sample: row for row, sample in enumerate(inputs.sequences.samples)}
+    rows = [places[SampleId(group)] for group in inputs.samples_of(edge).groups]
+    counts = np.bincount(rows, minlength=len(places))
+    return {
+        field: (
+            np.bincount(rows, inputs.read(edge.src, field), minlength=len(places)) / counts
+        ).astype(np.float32)
+        for field in edge.fields
+    }
 
 
 _LOOKS = 8

@@ -36,6 +36,8 @@ from flowrl.runtime.driver.batch_nodes import (
     reads_squares,
     run_advantage,
     run_map,
+    run_mean_of_children,
+    run_parent,
     train_batch,
     update_spec,
 )
@@ -287,6 +289,14 @@ class BatchProgram:
         for name, values in found.items():
             step.values[inputs.node.id, name] = values
 
+    def _parent(self, inputs: NodeInputs, step: StepBatch) -> None:
+        for name, values in run_parent(inputs).items():
+            step.values[inputs.node.id, name] = values
+
+    def _mean_of_children(self, inputs: NodeInputs, step: StepBatch) -> None:
+        for name, values in run_mean_of_children(inputs).items():
+            step.values[inputs.node.id, name] = values
+
     def _log(self, inputs: NodeInputs, step: StepBatch) -> None:
         """Logs the mean of a field: over samples, or over response tokens."""
         edge, name = inputs.edge("value"), inputs.node.attr("name")
@@ -404,6 +414,8 @@ _HANDLERS: Mapping[Op, Callable[[BatchProgram, NodeInputs, StepBatch], None]] = 
     Op.FILTER: BatchProgram._filter,
     Op.SELECT: BatchProgram._select,
     Op.MAP: BatchProgram._map,
+    Op.PARENT: BatchProgram._parent,
+    Op.MEAN_OF_CHILDREN: BatchProgram._mean_of_children,
     Op.LOG: BatchProgram._log,
     Op.UPDATE: BatchProgram._update,
 }

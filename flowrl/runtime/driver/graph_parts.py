@@ -23,6 +23,7 @@ from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op, results, sample_sets
 from flowrl.graph.sample_sets import JOINS, sample_edges
+from flowrl.graph.sample_trees import data_prompts, evaluated_role, parents_of
 from flowrl.graph.streaming import is_rule_score, streaming_nodes
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import LossSpec
@@ -47,7 +48,12 @@ class RolloutPart:
     Attributes:
         node: The `generate` or `interact` whose samples they are.
         generate_node: The `generate` that samples tokens: `node`, or the one of its region.
-        source: The prompts that are answered.
+        source: The data whose prompts are answered, by its parents or theirs where it answers
+            prompts that are made of samples.
+        prompts: The node that makes prompts of samples for it; None where it answers the data's.
+        parent: The rollout whose samples these are.
+        parents: The set of these samples: the rollout's own, or that of a filter.
+        completes: True if its parents need its samples, of which a mean is taken for them.
         scorers: Rule scores of its samples, in order.
         filters: Filters that judge its groups, in order.
         ends: The filters whose sets are read; a group that none of them keeps is filtered.
@@ -59,6 +65,10 @@ class RolloutPart:
     node: Node
     generate_node: Node
     source: NodeId
+    prompts: Node | None
+    parent: NodeId | None
+    parents: NodeId | None
+    completes: bool
     scorers: tuple[Node, ...]
     filters: tuple[Node, ...]
     ends: tuple[Node, ...]
@@ -102,6 +112,12 @@ class GraphParts:
             node for node in graph.of_op(Op.SOURCE) if node.attr("data") != "prompts"
         )
         self.batch = self._batch_nodes(filters)
+
+    def root(self, part: RolloutPart) -> RolloutPart:
+        """Returns the rollout that answers the data's prompts: a rollout, its parent, or theirs."""
+        while part.parent is not None:
+            part = next(other for other in self.rollouts if other.node.id == part.parent)
+        return part
 
     def streams(self, node: NodeId) -> bool:
         """True if a node's result for a group follows from the group alone, once it is scored."""
@@ -160,8 +176,10 @@ class GraphParts:
     def _part(
         self, node: Node, filters: list[Node], judged: set[NodeId], read: set[NodeId]
     ) -> RolloutPart:
+        source, parents = data_prompts(self.graph, node), parents_of(self.graph, node)
         prompts = self.graph.feeding(node.id, "prompts")
-        assert prompts is not None  # the verifier of graphs proves it
+        assert source is not None  # the verifier of graphs proves it
+        assert prompts is not None
         own_filters = [f for f in filters if self._origins[f.id] == node.id]
         ends = tuple(f for f in own_filters if f.id in read)
         sets = [set_ for set_ in (node.id, *(f.id for f in own_filters)) if set_ in read]
@@ -171,7 +189,15 @@ class GraphParts:
         return RolloutPart(
             node=node,
             generate_node=self._generate_node(node),
-            source=prompts.src,
+            source=source.id,
+            prompts=None if parents is None else self._by_id[prompts.src],
+            parent=None if parents is None else self._origins[parents.id],
+            parents=None if parents is None else parents.id,
+            completes=any(
+                self._origins[edge.src] == node.id
+                for edge in self.graph.edges
+                if edge.argument == "input" and self._by_id[edge.dst].op is Op.MEAN_OF_CHILDREN
+            ),
             scorers=tuple(
                 score
                 for score in self.graph.of_op(Op.SCORE)
@@ -209,7 +235,7 @@ class GraphParts:
         judging = {node.id for node in filters if self._origins[node.id] not in whole}
         nodes = []
         for node in self.graph.nodes:
-            if node.op in (Op.SOURCE, *_ROLLOUTS) or node.id in judging:
+            if node.op in (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS) or node.id in judging:
                 continue
             reads = [e.src for e in self.graph.in_edges(node.id) if not e.carried]
             if all(self.made[source] in there for source in reads):
@@ -238,8 +264,8 @@ class RoleUse:
 
     Attributes:
         models: Roles with a model, in order of first use; what a copy copies comes with it.
-        policy: The role that is evaluated and exported as the run's model: of the roles that give
-            logprobs, the last one updated. None where a run trains no such role.
+        policy: The role that is evaluated and exported as the run's model; None where a run
+            trains none (`flowrl.graph.sample_trees.evaluated_role`).
         trained: The role whose weights are the run's result: `policy`, or else the last one
             updated. None where a run trains nothing.
         reader: The role whose tokenizer prompts are measured with: `trained`, or else the first
@@ -256,7 +282,7 @@ class RoleUse:
         copied = [RoleName(c) for role in used if (c := self.source_of(role)) is not None]
         self.models = tuple(dict.fromkeys((*used, *copied)))
         updated = [role_of(node) for node in nodes if node.op is Op.UPDATE]
-        self.policy = next((r for r in reversed(updated) if self.head(r) == "lm"), None)
+        self.policy = evaluated_role(graphs)
         self.trained = self.policy or (updated[-1] if updated else None)
         generating = (role for role in self.models if self.does(role, Op.GENERATE))
         self.reader = self.trained or next(generating, self.models[0])

@@ -20,6 +20,7 @@ Every wait is bounded by the stall timeout, after which `SchedulerError` lists w
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,7 @@ from flowrl.runtime.driver.collected_batch import (
 )
 from flowrl.runtime.driver.filters import GroupJudge
 from flowrl.runtime.driver.payloads import GroupRows, Payload, PayloadStore
+from flowrl.runtime.driver.rounds import POLL_S, one_round
 from flowrl.runtime.driver.sample_outcomes import SampleOutcomes, ScorerResults
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.environments.episodes import EpisodeEngine
@@ -85,14 +87,9 @@ from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.workers import Waitable, wait_for_any
 from flowrl.specs import FinishReason, Grammar, Sampling
 
-__all__ = [
-    "POLL_S",
-    "RolloutDriver",
-]
+__all__ = ["RolloutDriver"]
 
 
-POLL_S = 0.25
-"""Seconds to wait for other processes before Ctrl-C is checked again."""
 _DECODE_S = 30.0
 """The same for an in-process engine, which stops after a number of steps, however slow they are."""
 
@@ -174,6 +171,9 @@ class RolloutDriver:
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
         self._engine_failures = EngineFailures(self._engines)
         self._offer_s = 0.0  # since the last batch was collected
+        self.spent = Seconds()
+        # Called with samples whose generation has ended; again where a reward is tried again.
+        self.on_generated: Callable[[Sequence[tuple[SampleId, Payload]]], None] | None = None
         self._journal = journal
         if unused is not None:
             self._emit(Resumed(**self._stamp()))
@@ -224,37 +224,57 @@ class RolloutDriver:
             SchedulerError: nothing progressed for the stall timeout.
             KeyboardInterrupt: `stop` returned true.
         """
-        seconds, started, offered_s = Seconds(), self._clock(), self._offer_s
-        failed = self._failures.failed
-        if self._supply is not None:
-            self._supply.begin()
-            self._supply.taken = groups
-        self._emit(BatchAsked(**self._stamp(), batch=batch, groups=groups))
+        started, offered_s, failed = self._clock(), self._offer_s, self._failures.failed
+        self.begin()
+        self.request(batch, groups)
         try:
-            self._run(lambda: self._is_delivered(batch), seconds)
+            self.run(lambda: self.has_settled(batch))
         except BaseException:
             # The rollout is given up. When a resumed run makes it again, its rewards fail again.
             self._failures.failed = failed
             raise
-        collected = self._outcomes.batches.pop(batch)
-        seconds.offer, self._offer_s = self._offer_s, 0.0
+        collected = self.take(batch)
+        seconds = collected.seconds
         others_s = (
             seconds.generate + seconds.score_wait + seconds.answer + seconds.offer - offered_s
         )
         seconds.drive = max(0.0, self._clock() - started - others_s)
-        collected.seconds = seconds
         return collected
 
-    def _is_delivered(self, batch: int) -> bool:
+    def begin(self) -> None:
+        """Begins a collection: counts its time and its prompts."""
+        self.spent = Seconds()
+        if self._supply is not None:
+            self._supply.begin()
+
+    def request(self, batch: int, groups: int) -> None:
+        """Asks the scheduler for a batch."""
+        if self._supply is not None:
+            self._supply.taken = groups
+        self._emit(BatchAsked(**self._stamp(), batch=batch, groups=groups))
+
+    def has_settled(self, batch: int) -> bool:
+        """True if a batch is delivered, and neither engines nor scorers have dropped samples."""
         return batch in self._outcomes.batches and not self._is_busy_with_dropped()
 
-    def _run(self, done: Callable[[], bool], seconds: Seconds) -> None:
-        """Polls engines and scorers until `done`."""
+    def take(self, batch: int) -> CollectedBatch:
+        """Takes a delivered batch, with the time that was spent on it."""
+        collected = self._outcomes.batches.pop(batch)
+        self.spent.offer, self._offer_s = self._offer_s, 0.0
+        collected.seconds = self.spent
+        return collected
+
+    def run(self, done: Callable[[], bool], *others: RolloutDriver) -> None:
+        """Polls engines and scorers until `done`.
+
+        Args:
+            others: Drivers whose samples go on at the same time.
+        """
 
         def look() -> int:
             if self._stop():
                 raise KeyboardInterrupt
-            return self._round(seconds)
+            return one_round((self, *others))
 
         self._wait_for(done, look)
 
@@ -275,30 +295,14 @@ class RolloutDriver:
             hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
         )
 
-    def _round(self, seconds: Seconds) -> int:
-        """Looks once after everyone; what moved."""
-        progressed = self._look_after_engines(seconds)
-        idle = not any(self._running.values())
-        progressed += self._poll_scoring(seconds, wait=idle)
-        if idle and self._short and not self._results.due:
-            progressed += self._refill()
-        if not progressed and not self._engine_failures.broken:
-            if not idle:
-                started = self._clock()
-                self._wait()
-                seconds.generate += self._clock() - started
-            elif self._wake_s is not None and not self._results.due:
-                wait_for_any((), min(POLL_S, self._seconds_to_wake()))
-        return progressed
-
-    def _look_after_engines(self, seconds: Seconds) -> int:
+    def look_after_engines(self, seconds: Seconds) -> int:
         """Wakes the scheduler, restarts engines and takes their outputs; returns what moved."""
         progressed = self._report_time() + self._restart_engines() + self._poll_engines(seconds)
         return progressed + self._report_silence()
 
     def _report_time(self) -> int:
         """Steps the scheduler at the time that it wants to be woken at."""
-        if self._wake_s is None or self._seconds_to_wake() > 0:
+        if self._wake_s is None or self.seconds_to_wake() > 0:
             return 0
         self._wake_s = None
         self._emit(DeadlineReached(**self._stamp()))
@@ -312,9 +316,26 @@ class RolloutDriver:
             self._emit(HeartbeatLost(**self._stamp(), engine=engine))
         return len(silent)
 
-    def _seconds_to_wake(self) -> float:
-        assert self._wake_s is not None
+    def seconds_to_wake(self) -> float:
+        """Returns the seconds until the scheduler wants the time; infinity if it does not."""
+        if self._wake_s is None:
+            return math.inf
         return max(0.0, self._wake_s - (self._clock() - self._began))
+
+    @property
+    def is_generating(self) -> bool:
+        """True if an engine has a sample of this driver."""
+        return any(self._running.values())
+
+    @property
+    def is_scoring(self) -> bool:
+        """True if a scorer has a sample of this driver."""
+        return bool(self._results.due)
+
+    @property
+    def is_broken(self) -> bool:
+        """True if an engine failed and was not restarted yet."""
+        return bool(self._engine_failures.broken)
 
     def _wait(self, *extra: int) -> None:
         """Waits for engines in other processes; those in this one have decoded in their poll.
@@ -322,21 +343,26 @@ class RolloutDriver:
         Args:
             extra: Descriptors that end the wait when they are readable.
         """
-        engines = self._waitable_engines()
-        if extra or engines:
-            # A pool without open requests is not polled; a message from it would end every wait.
-            pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
-            wait_for_any([*engines, *(pools if self._results.due else ())], POLL_S, *extra)
+        if extra or self.waitable_engines():
+            wait_for_any(self.waitable(), POLL_S, *extra)
 
-    def _waitable_engines(self) -> list[Waitable]:
+    def waitable(self) -> list[Waitable]:
+        """Returns the engines and scorers in other processes that may send something."""
+        # A pool without open requests is not polled; a message from it would end every wait.
+        pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
+        return [*self.waitable_engines(), *(pools if self._results.due else ())]
+
+    def waitable_engines(self) -> list[Waitable]:
         return [
             engine
             for name, engine in self._engines.items()
             if isinstance(engine, Waitable) and self._engine_failures.is_alive(name)
         ]
 
-    def _refill(self) -> int:
-        """Offers prompts in the place of groups that were lost; how many."""
+    def refill(self) -> int:
+        """Offers prompts in the place of lost groups, if no scorer owes an answer; how many."""
+        if self._results.due or not self._short:
+            return 0
         if self._supply is None:
             raise SchedulerError(
                 "the scheduler asks for more prompts, but this run offers a fixed batch",
@@ -364,13 +390,10 @@ class RolloutDriver:
 
     # Events in
 
-    def _next(self) -> int:
-        self._event += 1
-        return self._event
-
     def _stamp(self) -> EventStamp:
         """Returns the stamp of an event that happens now."""
-        return {"id": self._next(), "at_s": self._clock() - self._began}
+        self._event += 1
+        return {"id": self._event, "at_s": self._clock() - self._began}
 
     def _emit(self, event: Event) -> None:
         """Steps the scheduler with `event` and with all events that its actions cause."""
@@ -443,7 +466,7 @@ class RolloutDriver:
             )
         self._emit(SamplesFinished(**self._stamp(), engine=engine_id, ends=tuple(ends)))
 
-    def _poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
+    def poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
         if not self._results.due:
             return 0
         started = self._clock()
@@ -545,6 +568,8 @@ class RolloutDriver:
                 assert payload.broken is not None
                 self._pending.append(self._failed(payload.broken, payload))
         self._decode([payload for _, payload in payloads if not payload.is_episode])
+        if self.on_generated is not None:
+            self.on_generated(payloads)
         if self._scorers:
             self._results.ask(payloads)
         elif payloads:

@@ -3,18 +3,18 @@
     take rows from every source -> for each rollout: offer them, collect samples -> batch program
 
 Rollouts take turns, in the order of the graph: they may share an engine and scorers, whose answers
-would otherwise reach the wrong driver. Steps count from 1; between steps a stage can be written to
-a checkpoint and resumed in another process.
+would otherwise reach the wrong driver. A rollout whose samples others answer goes on together with
+these (`flowrl.runtime.driver.rollout_tree`). Steps count from 1; between steps a stage can be
+written to a checkpoint and resumed in another process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -22,51 +22,26 @@ from flowrl.backend.batch import Floats
 from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.graph import Op
-from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
-from flowrl.runtime.checkpoint.journal import RolloutJournal
+from flowrl.ids import EngineId, NodeId, RoleName
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
-from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
-from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
+from flowrl.runtime.driver.collected_batch import FailureBudget
+from flowrl.runtime.driver.graph_parts import role_of
+from flowrl.runtime.driver.payloads import GroupRows, StepBatch, receive_rollout
 from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
+from flowrl.runtime.driver.rollout_tree import (
+    OpenRollout,
+    RolloutTree,
+    drop_incomplete,
+    joined_rollouts,
+    members_of,
+    rollout_trees,
+)
 from flowrl.runtime.driver.sources import Responses, RowSamples, Source
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
-from flowrl.runtime.local.engine_fleet import EngineFleet
 
-__all__ = [
-    "NO_COUNTERPART",
-    "OpenRollout",
-    "Stage",
-    "delivered_groups",
-    "drop_without_counterpart",
-    "joined_rollouts",
-    "part_of",
-]
-
-
-NO_COUNTERPART = "no_counterpart"
-"""Why samples are dropped whose prompt has none in a rollout that theirs is compared with."""
-
-Members: TypeAlias = Sequence[tuple[SampleId, Payload]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRollout:
-    """A rollout of the graph with its driver.
-
-    Attributes:
-        begin: Called before each collection (the plan's residency switches).
-        fleet: Its engines, if they are in processes of their own.
-        journal: The journal in which the driver notes events.
-    """
-
-    part: RolloutPart
-    driver: RolloutDriver
-    begin: Callable[[], None]
-    fleet: EngineFleet | None = None
-    journal: RolloutJournal | None = None
+__all__ = ["Stage", "delivered_groups", "part_of"]
 
 
 class Stage:
@@ -106,7 +81,9 @@ class Stage:
         self._observed = _observed(self._rollouts, report)
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
         self._joined = joined_rollouts(program.parts)
-        self._collecting: RolloutDriver | None = None
+        self._trees = rollout_trees(self._rollouts)
+        self._order = {rollout.node: place for place, rollout in enumerate(self._rollouts)}
+        self._collecting: RolloutTree | RolloutDriver | None = None
         self._unused: dict[NodeId, UnusedSamples] = {}  # at the last boundary
         self._boundary = self._written()
 
@@ -259,19 +236,19 @@ class Stage:
     ) -> list[GeneratedRollout]:
         """Collects every rollout's samples and puts them into the step."""
         failed = self._failures.failed
-        generated = []
+        generated: list[GeneratedRollout] = []
         try:
-            for rollout in self._rollouts:
-                self._collecting = rollout.driver
-                generated.append(_collect(rollout, step.number, items[rollout.part.source]))
+            for tree in self._trees:
+                self._collecting = tree
+                generated += tree.collect(step.number, items[tree.root.part.source])
         except BaseException:
             # The step is given up. When a resumed run makes it again, its rewards fail again.
             self._failures.failed = failed
             raise
         finally:
             self._collecting = None
-        for joined in self._joined:
-            drop_without_counterpart([d for d in generated if d.part.node.id in joined])
+        generated.sort(key=lambda result: self._order[result.part.node.id])
+        drop_incomplete(generated, self._joined)
         for result in generated:
             receive_rollout(self._program.parts, result.part, step, delivered_groups(result))
         return generated
@@ -282,72 +259,19 @@ class Stage:
             source = self._sources[result.part.source]
             if not source.observes or result.part.node.id not in self._observed:
                 continue
-            members = _by_group(result.collected)
+            members = members_of(result.collected)
             for item in result.items:
                 scores = [p.score for _, p in members.get(item.group, ()) if p.score is not None]
                 if scores:
                     source.cursor.observe(item.index, float(np.mean(scores)))
 
 
-def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> GeneratedRollout:
-    driver = rollout.driver
-    version = driver.scheduler.version
-    rollout.begin()
-    driver.offer(items)
-    collected = driver.collect(number, len(items))
-    offered = (*items, *collected.further)
-    return GeneratedRollout(part=rollout.part, items=offered, collected=collected, version=version)
-
-
 def delivered_groups(generated: GeneratedRollout) -> Sequence[GroupRows]:
     """Returns the groups that the batch part gets, in offer order."""
     if not generated.part.whole:
         return generated.collected.groups
-    members = _by_group(generated.collected)
+    members = members_of(generated.collected)
     return [(item.group, members[item.group]) for item in generated.items if item.group in members]
-
-
-def _by_group(collected: CollectedBatch) -> dict[GroupId, Members]:
-    """Members of delivered and of filtered groups."""
-    filtered: dict[GroupId, list[tuple[SampleId, Payload]]] = {}
-    for sample, payload, _ in collected.filtered:
-        filtered.setdefault(payload.item.group, []).append((sample, payload))
-    return {**dict(collected.groups), **filtered}
-
-
-def joined_rollouts(parts: GraphParts) -> list[set[NodeId]]:
-    """Returns the sets of rollouts whose groups a node combines: a baseline, or a map of both."""
-    together: list[set[NodeId]] = []
-    for node in parts.batch:
-        reads = parts.graph.in_edges(node.id)
-        origins = {parts.origin(edge.src) for edge in reads if not edge.carried}
-        if len(origins) < 2 or node.op not in (Op.ADVANTAGE, Op.MAP):
-            continue
-        for other in [other for other in together if other & origins]:
-            together.remove(other)
-            origins |= other
-        together.append(origins)
-    return together
-
-
-def drop_without_counterpart(generated: Sequence[GeneratedRollout]) -> None:
-    """Leaves only groups that every one of the rollouts has; a failed reward may have taken one."""
-    alive = set.intersection(*(set(_by_group(result.collected)) for result in generated))
-    for result in generated:
-        collected = result.collected
-        gone = {group for group in _by_group(collected) if group not in alive}
-        if not gone:
-            continue
-        for group, members in collected.groups:
-            if group in gone:
-                collected.dropped += [(s, payload, NO_COUNTERPART) for s, payload in members]
-        collected.dropped += [
-            (s, p, NO_COUNTERPART) for s, p, _ in collected.filtered if p.item.group in gone
-        ]
-        filtered = [row for row in collected.filtered if row[1].item.group not in gone]
-        collected.num_filtered_groups = len({payload.item.group for _, payload, _ in filtered})
-        collected.filtered = filtered
-        collected.groups = [row for row in collected.groups if row[0] not in gone]
 
 
 def _observed(rollouts: Sequence[OpenRollout], report: StepReport) -> set[NodeId]:
@@ -355,6 +279,8 @@ def _observed(rollouts: Sequence[OpenRollout], report: StepReport) -> set[NodeId
     chosen: dict[NodeId, NodeId] = {}
     for rollout in rollouts:
         node, source = rollout.part.node.id, rollout.part.source
+        if rollout.part.parent is not None:
+            continue
         if source not in chosen or node == report.main:
             chosen[source] = node
     return set(chosen.values())

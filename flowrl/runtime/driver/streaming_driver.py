@@ -20,7 +20,8 @@ from flowrl.ids import EngineId
 from flowrl.rollout import BatchAsked, Deliver, EngineContinueAsked, EnginePauseAsked
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.driver.collected_batch import CollectedBatch, Seconds
-from flowrl.runtime.driver.rollout_driver import POLL_S, RolloutDriver
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
+from flowrl.runtime.driver.rounds import POLL_S
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.workers import wait_for_any
@@ -47,7 +48,6 @@ class StreamingDriver(RolloutDriver):
         self._asked: tuple[int, float] | None = None  # the batch that is waited for, and since when
         self._progressed = 0.0  # when something last did
         self._stopped = 0.0  # when the clock was
-        self._spent = Seconds()
         self._busy_s = fleet.busy_s  # of engines, when the last batch was delivered
         super().__init__(supply=supply, **arguments)
 
@@ -93,15 +93,15 @@ class StreamingDriver(RolloutDriver):
             SchedulerError: a batch is waited for, and nothing moved for the stall timeout.
             FlowError: what `RolloutDriver.collect` raises.
         """
-        spent, began, waited_s = self._spent, self._clock(), self._spent.generate
-        progressed = self._look_after_engines(spent)
+        spent, began, waited_s = self.spent, self._clock(), self.spent.generate
+        progressed = self.look_after_engines(spent)
         # Episodes are polled with patience: that waits, for engine and environment, and is no work.
         waited_s = spent.generate - waited_s
-        self._spent.drive += max(0.0, self._clock() - began - waited_s)
-        spent, answer_s = self._spent, self._spent.answer
-        progressed += self._poll_scoring(spent, wait=False)
-        if spent is not self._spent:  # a batch was delivered in there, and the next one counted on
-            self._spent.answer += spent.answer - answer_s
+        self.spent.drive += max(0.0, self._clock() - began - waited_s)
+        spent, answer_s = self.spent, self.spent.answer
+        progressed += self.poll_scoring(spent, wait=False)
+        if spent is not self.spent:  # a batch was delivered in there, and the next one counted on
+            self.spent.answer += spent.answer - answer_s
         progressed += self._offer_more()
         now = self._clock()
         if progressed:
@@ -151,10 +151,10 @@ class StreamingDriver(RolloutDriver):
         collected.seconds = Seconds(
             generate=busy_s - self._busy_s,
             offer=self._offer_s,
-            drive=self._spent.drive,
-            answer=self._spent.answer,
+            drive=self.spent.drive,
+            answer=self.spent.answer,
         )
-        self._busy_s, self._spent, self._offer_s = busy_s, Seconds(), 0.0
+        self._busy_s, self.spent, self._offer_s = busy_s, Seconds(), 0.0
         self._asked = None
         self._prompts.begin()
 
@@ -178,7 +178,7 @@ class StreamingDriver(RolloutDriver):
         """
         # The trainer waits, between two steps: neither drives the batch that is being generated.
         spent = Seconds()
-        self._wait_for(lambda: not self._results.due, lambda: self._poll_scoring(spent, wait=True))
+        self._wait_for(lambda: not self._results.due, lambda: self.poll_scoring(spent, wait=True))
 
     def written(self) -> tuple[dict[str, object], UnusedSamples]:
         """Returns the scheduler's state and the samples, between two decode steps.
@@ -195,7 +195,7 @@ class StreamingDriver(RolloutDriver):
                 self._emit(EngineContinueAsked(**self._stamp(), engine=engine))
 
     def _wait_for_engines(self) -> int:
-        progressed = self._look_after_engines(self._spent)
+        progressed = self.look_after_engines(self.spent)
         if not progressed and not self._engine_failures.broken:
-            wait_for_any(self._waitable_engines(), POLL_S)
+            wait_for_any(self.waitable_engines(), POLL_S)
         return progressed

@@ -29,14 +29,13 @@ from flowrl.data import PromptItem
 from flowrl.errors import RewardError, SchedulerError
 from flowrl.graph import Node, Op, Unit, score_source
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, sample_id
-from flowrl.rollout import BatchAsked, Score
+from flowrl.rollout import Score
 from flowrl.runtime.driver.batch_nodes import NodeInputs
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import (
     CollectedBatch,
     FailureBudget,
     Scorers,
-    Seconds,
     score_request,
 )
 from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset, rows_kept
@@ -51,7 +50,7 @@ from flowrl.runtime.driver.payloads import (
     scores_by,
 )
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.stage import OpenRollout
+from flowrl.runtime.driver.rollout_tree import OpenRollout
 from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.scoring.in_process import InlineScorer
 from flowrl.runtime.scoring.pool import ScoreFailure
@@ -71,7 +70,6 @@ class TwoPhaseDriver(RolloutDriver):
     def __init__(self, *, scorers: Mapping[RoleName, Scorers], **arguments: Any) -> None:
         self._held_scores: list[Score] = []
         self._holding = False
-        self._spent = Seconds()
         self._inline: dict[RoleName, InlineScorer] = {}
         for role, scorer in scorers.items():
             assert isinstance(scorer, InlineScorer)
@@ -88,9 +86,10 @@ class TwoPhaseDriver(RolloutDriver):
         for scorer in self._inline.values():
             scorer.forget()
         self._holding = True
-        self._spent = Seconds()
-        self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
-        self._run(lambda: not any(self._running.values()), self._spent)
+        self.begin()
+        if groups:
+            self.request(batch, groups)
+        self.run(lambda: not any(self._running.values()))
 
     def generated(self, items: Sequence[PromptItem]) -> list[GroupRows]:
         """Returns the groups of `items` whose samples all ended without a failed episode or reward.
@@ -117,7 +116,7 @@ class TwoPhaseDriver(RolloutDriver):
         scorer = self._inline[role]
         return scorer.prefetch(score_request(sample, payload)), scorer.cause(sample)
 
-    def release(self, batch: int) -> CollectedBatch:
+    def release(self, batch: int, groups: int) -> CollectedBatch:
         """Has everything scored and judged that is not yet, and takes the batch.
 
         Raises:
@@ -128,10 +127,10 @@ class TwoPhaseDriver(RolloutDriver):
         for action in held_scores:
             self._score(action)
         self._settle()
-        self._run(lambda: self._is_delivered(batch), self._spent)
-        collected = self._outcomes.batches.pop(batch)
-        collected.seconds = self._spent
-        return collected
+        if not groups:
+            return CollectedBatch(version=self.scheduler.version)
+        self.run(lambda: self.has_settled(batch))
+        return self.take(batch)
 
     def abandon(self) -> None:
         """Empties the engines of a step that is given up; the driver is of no use after that.
@@ -233,7 +232,7 @@ class EagerRollout:
         rollout: The rollout, whose driver is a `TwoPhaseDriver`.
         program: The batch part of its graph.
         visible: Holds its sets and values until the hand-over.
-        items: Prompts of the step.
+        items: Prompts of the step; those that are made of samples are there once it is generated.
         number: Number of the step.
         budget: The failures that rewards may still have in this step; a copy, which `release`
             ignores.
@@ -244,9 +243,9 @@ class EagerRollout:
     rollout: OpenRollout
     program: BatchProgram
     visible: VisibleResults
-    items: Sequence[PromptItem]
     number: int
     budget: FailureBudget
+    items: Sequence[PromptItem] = ()
     version: int | None = None
     generated: GeneratedRollout | None = None
 
@@ -268,11 +267,22 @@ class EagerRollout:
             return
         self.version = self.driver.scheduler.version
         self.rollout.begin()
+        if self.rollout.part.parents is not None:
+            self.items = self.prompts()
         self.driver.offer(self.items)
         self.driver.generate(self.number, len(self.items))
         samples = sample_set(self.node.id, self.driver.generated(self.items))
         self.visible.batch.sets[self.node.id] = samples
         fill_fields(self.node, self.visible.batch, samples)
+
+    def prompts(self) -> list[PromptItem]:
+        """Returns the prompts that are made of samples; these are visible."""
+        make, parents = self.rollout.prompts, self.rollout.part.parents
+        assert make is not None
+        assert parents is not None
+        samples = self.visible.batch.sets[parents]
+        rows = zip(samples.sequences.samples, samples.payloads, strict=True)
+        return [make.item(sample, payload) for sample, payload in rows]
 
     def show(self, node: Node) -> None:
         """Runs the line of a score, a map or a filter, before the samples are handed over."""
@@ -291,7 +301,7 @@ class EagerRollout:
         if self.generated is None:
             self.generate()
             assert self.version is not None
-            collected = self.driver.release(self.number)
+            collected = self.driver.release(self.number, len(self.items))
             self.generated = GeneratedRollout(
                 part=self.rollout.part, items=self.items, collected=collected, version=self.version
             )

@@ -22,8 +22,9 @@ from flowrl.program.tracer import Tracer
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import StepBatch
+from flowrl.runtime.driver.rollout_tree import OpenRollout
 from flowrl.runtime.driver.sources import RowSamples, Source
-from flowrl.runtime.driver.stage import OpenRollout, Stage
+from flowrl.runtime.driver.stage import Stage
 from flowrl.runtime.driver.step_report import StepReport, StepResult
 from flowrl.runtime.eager.rollout import EagerRollout, TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.step import EagerStep, node_mapping_of
@@ -229,9 +230,9 @@ class EagerStage(Stage):
                     rollout=rollout,
                     program=self._program,
                     visible=self._visible,
-                    items=items[rollout.part.source],
                     number=number,
                     budget=budget,
+                    items=items[rollout.part.source] if rollout.part.parent is None else (),
                 )
                 for rollout in self._rollouts
             ],

@@ -32,8 +32,10 @@ from flowrl.graph.signatures import PREFERRED, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId
 from flowrl.passes import PassRecord, run_passes
+from flowrl.passes.simplify import ancestors
 from flowrl.program.values import SamplesValue, samples_summary, shortened
 from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import (
     Array,
     SampleSet,
@@ -41,7 +43,8 @@ from flowrl.runtime.driver.payloads import (
     receive_rollout,
     sample_set,
 )
-from flowrl.runtime.driver.stage import delivered_groups, drop_without_counterpart, joined_rollouts
+from flowrl.runtime.driver.rollout_tree import drop_incomplete, joined_rollouts
+from flowrl.runtime.driver.stage import delivered_groups
 from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.eager.rollout import EagerRollout, VisibleResults
@@ -149,6 +152,8 @@ class EagerStep:
         self._node_mapping = node_mapping
         self._rollouts = {rollout.node.id: rollout for rollout in rollouts}
         self._joined = joined_rollouts(program.parts)
+        self._together = _handed_over_together(program.parts, self._joined)
+        self._shown: set[NodeId] = set()
         self._handed_over: set[NodeId] = {node.id for node in program.parts.sources}
         self._visible = visible.batch
         self._visible_maps = visible
@@ -173,11 +178,11 @@ class EagerStep:
             return
         rollout = self._rollouts.get(node_id)
         if rollout is not None:
-            rollout.generate()
+            self._generate(rollout)
         elif node.region is not None:
             return  # the policy's side of an interact, which is generated as one
         elif self._parts.streams(node_id):
-            self._rollouts[self._parts.origin(node_id)].show(node)
+            self._show(node)
         elif node_id in self._places:
             self._work_up_to(node)
 
@@ -187,6 +192,23 @@ class EagerStep:
         for node in tuple(self._pending):
             self._run(node)
         return [rollout.hand_over() for rollout in self._rollouts.values()]
+
+    def _show(self, node: Node) -> None:
+        """Runs the line of a score, a map or a filter of a rollout; once."""
+        if node.id not in self._shown:
+            self._shown.add(node.id)
+            self._rollouts[self._parts.origin(node.id)].show(node)
+
+    def _generate(self, rollout: EagerRollout) -> None:
+        """Generates a rollout, after the parents of its samples and the filter that keeps them."""
+        part = rollout.rollout.part
+        if part.parents is not None and part.parent is not None:
+            self._generate(self._rollouts[part.parent])
+            needed = ancestors(self._parts.graph, [part.parents], within_step=True)
+            for node in self._lowered.values():
+                if node.id in needed and self._parts.origin(node.id) == part.parent != node.id:
+                    self._show(node)
+        rollout.generate()
 
     def _work_up_to(self, node: Node) -> None:
         """Runs a node of the batch part, and the nodes before it in the lowered graph."""
@@ -223,9 +245,9 @@ class EagerStep:
         if node.op in _OF_MODELS or (node.op is Op.SCORE and not is_rule_score(node)):
             return set(self._rollouts)
         origins = self._origins(node)
-        for joined in self._joined:
-            if joined & origins:
-                origins |= joined
+        for together in self._together:
+            if together & origins:
+                origins |= together
         return origins & set(self._rollouts)
 
     def _hand_over(self, wanted: set[NodeId]) -> None:
@@ -233,15 +255,16 @@ class EagerStep:
         ids = list(self._rollouts)
         last = max((ids.index(node) for node in wanted), default=-1)
         for rollout in list(self._rollouts.values())[: last + 1]:
-            rollout.generate()
+            self._generate(rollout)
         for node in ids:
             if node not in wanted or node in self._handed_over:
                 continue
-            joined = next((group for group in self._joined if node in group), {node})
+            joined = next(group for group in self._together if node in group)
             together = [self._rollouts[each] for each in ids if each in joined]
+            for rollout in together:
+                self._generate(rollout)
             generated = [rollout.hand_over() for rollout in together]
-            if len(generated) > 1:
-                drop_without_counterpart(generated)
+            drop_incomplete(generated, self._joined)
             for rollout, result in zip(together, generated, strict=True):
                 rollout.keep_delivered(result)
                 receive_rollout(self._parts, result.part, self._batch, delivered_groups(result))
@@ -259,6 +282,8 @@ class EagerStep:
         match node.op:
             case Op.SOURCE if node.attr("data") == "prompts":
                 return tuple(self._items[node.id])
+            case Op.PROMPTS_OF:
+                return tuple(self._prompts(node))
             case Op.UPDATE:
                 return tuple(self._batch.updates.get(node.id, ()))
             case Op.LOG:
@@ -275,6 +300,8 @@ class EagerStep:
         if node_id in self._node_mapping.dropped:
             return f"left out by {self._node_mapping.dropped[node_id]}"
         node = self._node(node_id)
+        if node.op is Op.PROMPTS_OF:
+            return prompts_text([item.prompt for item in self._prompts(node)])
         if node.op is Op.SOURCE and node.attr("data") == "prompts":
             return prompts_text([item.prompt for item in self._items[node.id]])
         if is_of_samples(fields):
@@ -309,6 +336,12 @@ class EagerStep:
             hint="no update, sync or log needs what it gives, directly or not",
         )
 
+    def _prompts(self, node: Node) -> Sequence[PromptItem]:
+        """Returns the prompts that a node makes of samples."""
+        answers = (r for r in self._rollouts.values() if r.rollout.part.prompts == node)
+        rollout = next(answers)  # a pass drops prompts that nothing answers
+        return rollout.items or rollout.prompts()
+
     def _batch_of(self, node: Node) -> StepBatch:
         """Returns where the values of a node are: the batch once it ran there, else `visible`."""
         batch = self._batch
@@ -326,6 +359,20 @@ class EagerStep:
     def _mask(self, node: Node, batch: StepBatch) -> Mask | None:
         samples = batch.sets.get(self._parts.made[node.id])
         return None if samples is None else samples.sequences.response_mask
+
+
+def _handed_over_together(parts: GraphParts, joined: Sequence[set[NodeId]]) -> list[set[NodeId]]:
+    """Returns the rollouts in sets that are dropped of together: trees, and those compared."""
+    together = [{part.node.id, parts.root(part).node.id} for part in parts.rollouts]
+    for group in joined:
+        together.append(set(group))
+    found: list[set[NodeId]] = []
+    for group in together:
+        for other in [other for other in found if other & group]:
+            found.remove(other)
+            group |= other
+        found.append(group)
+    return found
 
 
 # Values of handles, and their `repr`.

@@ -14,6 +14,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
 from flowrl.graph import Node, Op
 from flowrl.graph.streaming import is_rule_score
+from flowrl.rollout.policies import AskByKeepRate
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
 from flowrl.runtime.setup.evaluation import held_out_score
@@ -39,7 +40,6 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     require_here(config, stages)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
-        _require_no_trees(stage)
         _require_templates_of_one_sample(stage)
         _require_schedulable(config, stage)
         _require_refillable(config, stage)
@@ -49,15 +49,6 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         require_local_plan(stage, in_process=config.executor == "eager")
     if use.policy is not None and (config.data.eval is not None or config.eval.sets):
         held_out_score(config, use.policy, [GraphParts(stage.graph) for stage in stages])
-
-
-def _require_no_trees(stage: CompiledStage) -> None:
-    for node in stage.graph.of_op(Op.PROMPTS_OF):
-        raise ConfigError(
-            f"{node.id} makes prompts of samples, which this executor does not run yet",
-            where=_line(node),
-            hint="`flowrl graph` and `flowrl plan` take it",
-        )
 
 
 def _require_templates_of_one_sample(stage: CompiledStage) -> None:
@@ -157,13 +148,18 @@ def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
         for node in stage.graph.of_op(Op.FILTER)
         if node.id not in judging and parts.origin(node.id) not in replayed
     ]
-    sources = [part.source for part in parts.rollouts]
+    sources = [part.source for part in parts.rollouts if part.parent is None]
     if config.executor == "eager":
         problem = "a program that runs line by line has no line that takes further prompts"
     elif not sources:
         problem = "it generates nothing"
     elif len(set(sources)) < len(sources):
         problem = "several of its rollouts answer the same prompts, and each would take others"
+    elif len(parts.rollouts) > len(sources) and _asks_by_rate(config, stage, parts):
+        problem = (
+            "prompts that are made of samples are answered in the step of these, and "
+            "policies.refill=ask_by_keep_rate leaves some for later steps"
+        )
     elif late:
         problem = f"{late[0].id} reads what is known of whole batches only ({_line(late[0])})"
     else:
@@ -174,6 +170,11 @@ def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
         found="true",
         expected="false",
     )
+
+
+def _asks_by_rate(config: RunConfig, stage: CompiledStage, parts: GraphParts) -> bool:
+    settings = (settings_of(config, stage, part) for part in parts.rollouts)
+    return any(isinstance(each.refill_by, AskByKeepRate) for each in settings)
 
 
 def _line(node: Node) -> str:

@@ -102,8 +102,7 @@ def evaluated_rollout(
         own = [
             part
             for part in parts.rollouts
-            if role_of(part.generate_node) == policy
-            and parts.graph.node(part.source).op is Op.SOURCE
+            if part.parent is None and role_of(part.generate_node) == policy
         ]
         scored = [part for part in own if part.scorers or part.node.op is Op.INTERACT]
         if own:

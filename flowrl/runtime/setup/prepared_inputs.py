@@ -5,7 +5,7 @@ All mistakes in data are found here, before a worker starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from flowrl.data import (
 from flowrl.errors import ConfigError, DataError
 from flowrl.graph import Graph, Node, Op
 from flowrl.ids import RoleName
+from flowrl.runtime.driver.graph_parts import RolloutPart
 from flowrl.wording import counted
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "RoleModel",
     "RowResponses",
     "prepare_inputs",
+    "require_children_fit",
     "require_context_length",
 ]
 
@@ -272,6 +274,40 @@ def require_context_length(
         found=f"{num_prompt} prompt tokens + max_tokens={max_tokens} = {num_prompt + max_tokens}",
         expected=f"at most {max_length} tokens",
         hint=", or ".join(ways),
+    )
+
+
+def require_children_fit(
+    part: RolloutPart,
+    prompts: Sequence[Prompt],
+    lengths: Sequence[int],
+    max_tokens: int,
+    max_length: int,
+) -> None:
+    """Checks that a response fits after every prompt that is made of a sample.
+
+    Args:
+        part: The rollout that answers these prompts.
+        prompts: The prompts of the data.
+        lengths: Tokens that the prompt made for each of them has at most.
+        max_tokens: Tokens of a response.
+
+    Raises:
+        ConfigError: it does not fit after the longest.
+    """
+    num_prompt, place = max(zip(lengths, range(len(lengths)), strict=True), default=(0, 0))
+    if num_prompt + max_tokens <= max_length:
+        return
+    assert part.prompts is not None
+    raise ConfigError(
+        f"{part.node.id} answers prompts made of samples, which with its responses do not fit the "
+        "model",
+        where=f"{part.prompts.source}, {prompts[place].row.where}",
+        found=f"{num_prompt} tokens of the template with the longest sample + max_tokens="
+        f"{max_tokens} = {num_prompt + max_tokens}",
+        expected=f"at most {max_length} tokens",
+        hint=f"raise the model's max_length to {num_prompt + max_tokens}, give the rollouts a "
+        "smaller max_tokens, or leave long prompts out (data.max_prompt_tokens)",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,16 +23,20 @@ from flowrl.graph.streaming import scores_at_once
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout import Event, RolloutScheduler, SchedulerSettings
+from flowrl.rollout.policies import AskMissing
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, read_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.child_prompts import ChildPrompts
 from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers
 from flowrl.runtime.driver.filters import GroupJudge, RunNode, group_judge
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import PayloadStore
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
+from flowrl.runtime.driver.rollout_tree import OpenRollout
+from flowrl.runtime.driver.sharing import SharedWorkers
 from flowrl.runtime.driver.sources import PromptSupply, Source
-from flowrl.runtime.driver.stage import OpenRollout, part_of
+from flowrl.runtime.driver.stage import part_of
 from flowrl.runtime.driver.step_report import reported_score
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
@@ -252,7 +256,7 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
     Raises:
         ConfigError: the configuration's policies are none.
     """
-    return scheduler_settings(
+    settings = scheduler_settings(
         stage.config.train,
         group_size=_group_size(part),
         # In a synchronous plan nothing is generated ahead, however old samples may be.
@@ -261,6 +265,10 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
         num_engines=max(1, engines_of(stage.plan, role_of(part.generate_node)).processes),
         key=train_key(config, stage),
     )
+    if part.parent is None:
+        return settings
+    # A parent has its children once: there are no others to ask for.
+    return replace(settings, refill=False, refill_by=AskMissing())
 
 
 def _group_size(part: RolloutPart) -> int:
@@ -301,6 +309,7 @@ class RolloutMaker:
         state: A checkpoint's state of the stage; None at its beginning.
         checkpoint: The folder that `state` comes from.
         journals: The journals in which rollouts note events.
+        shared: Makes views of engines and scorers that several rollouts use at the same time.
     """
 
     config: RunConfig
@@ -314,6 +323,7 @@ class RolloutMaker:
     state: State | None
     checkpoint: Path | None
     journals: RolloutJournals
+    shared: SharedWorkers = field(default_factory=SharedWorkers)
 
     @property
     def is_streaming(self) -> bool:
@@ -371,11 +381,11 @@ class RolloutMaker:
         driver = self.drivers.make(
             spec,
             scheduler,
-            self.scorers.of_rollout(part),
+            self._scorers(part),
             group_judge(self.program.parts, part, run),
             kind=kind,
-            supply=self._supply(part) if self.is_streaming or train.refill else None,
-            engines=None if fleet is None else fleet.engines,
+            supply=self._supply(part) if scheduler.settings.refill or self.is_streaming else None,
+            engines=self._engines(part, fleet),
             unused=unused,
             journal=None if journal is None else journal.note,
         )
@@ -383,9 +393,44 @@ class RolloutMaker:
             part=part,
             driver=driver,
             begin=lambda: self.residency.switch(part.generate_node.id),
+            switches=self.residency.has_switches(part.generate_node.id),
+            prompts=None
+            if part.prompts is None
+            else ChildPrompts(part.prompts, self.policies.tokenizer(role_of(part.generate_node))),
             fleet=fleet,
             journal=journal,
         )
+
+    def _engines(
+        self, part: RolloutPart, fleet: EngineFleet | None
+    ) -> Mapping[EngineId, GenerateBackend] | None:
+        """Returns the engines of a rollout; None for the policy's own, which it has for itself."""
+        role, others = role_of(part.generate_node), self._beside(part)
+        if not any(role_of(other.generate_node) == role for other in others):
+            return None if fleet is None else fleet.engines
+        worker = self.policies[role]
+        engines = {worker.engine_id: worker.engine} if fleet is None else fleet.engines
+        return {name: self.shared.engine(e, part.node.id) for name, e in engines.items()}
+
+    def _scorers(self, part: RolloutPart) -> Mapping[RoleName, Scorers]:
+        """Returns the scorers of a rollout's samples."""
+        own = self.scorers.of_rollout(part)
+        shared = {role for other in self._beside(part) for role in self.scorers.of_rollout(other)}
+        return {
+            role: self.shared.scorers(scorers, part.node.id) if role in shared else scorers
+            for role, scorers in own.items()
+        }
+
+    def _beside(self, part: RolloutPart) -> list[RolloutPart]:
+        """Returns the rollouts that go on at the same time: those of one tree, unless line by line.
+
+        A program that runs line by line generates one rollout after the other.
+        """
+        if self.config.executor == "eager":
+            return []
+        parts = self.program.parts
+        root = parts.root(part).node.id
+        return [o for o in parts.rollouts if o is not part and parts.root(o).node.id == root]
 
     def _supply(self, part: RolloutPart) -> PromptSupply:
         train = self.stage.config.train

@@ -29,16 +29,18 @@ from flowrl.compiler.reward_terms import row_needs
 from flowrl.config.data import MixtureData
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptMixture, PromptSet, Row, source_field
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, DataError
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
-from flowrl.ids import RoleName
+from flowrl.ids import NodeId, RoleName
 from flowrl.rollout.policies import WeightedShares
-from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse
+from flowrl.runtime.driver.child_prompts import ChildPrompts
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.setup.evaluation import evaluated_rollout
 from flowrl.runtime.setup.prepared_inputs import (
     PreparedInputs,
     prepare_inputs,
+    require_children_fit,
     require_context_length,
 )
 from flowrl.runtime.setup.rollouts import (
@@ -206,10 +208,18 @@ class RunInputs:
 
     def _require_context_length(self) -> None:
         """Checks that every response that may be generated fits after its prompt."""
-        parts = [part for graph in self._graphs for part in GraphParts(graph).rollouts]
-        for part in parts:
-            max_tokens = sampling_of_rollout(part).max_tokens
-            require_context_length(self.prepared_inputs.train.prompts, max_tokens, self.max_length)
+        prompts = self.prepared_inputs.train.prompts
+        for graph in self._graphs:
+            longest: dict[NodeId, tuple[list[int], int]] = {}
+            for part in GraphParts(graph).rollouts:  # parents before their children
+                max_tokens = sampling_of_rollout(part).max_tokens
+                if part.parent is None:
+                    require_context_length(prompts, max_tokens, self.max_length)
+                    lengths = [len(prompt.prompt_ids) for prompt in prompts]
+                else:
+                    lengths = self._lengths_of_children(part, *longest[part.parent])
+                    require_children_fit(part, prompts, lengths, max_tokens, self.max_length)
+                longest[part.node.id] = lengths, max_tokens
         if self.scorers.pools and self._use.policy is not None:
             all_parts = list(map(GraphParts, self._graphs))
             evaluated = evaluated_rollout(self._use.policy, all_parts)
@@ -220,6 +230,30 @@ class RunInputs:
             )
             for items in self.prepared_inputs.held_out.values():
                 require_context_length(items, sampling.max_tokens, self.max_length)
+
+    def _lengths_of_children(
+        self, part: RolloutPart, prompts: Sequence[int], max_tokens: int
+    ) -> list[int]:
+        """Returns the tokens that the prompts made of samples have at most, for each data row.
+
+        Args:
+            prompts: Tokens of the parents' prompts at most, by row.
+            max_tokens: Tokens of a parent at most.
+
+        Raises:
+            DataError: a row lacks a field of the template, or a text cannot be encoded.
+        """
+        assert part.prompts is not None
+        owner = self._use.owner(role_of(part.generate_node))
+        made = ChildPrompts(part.prompts, self.prepared_inputs.models[owner].tokenizer)
+        lengths = []
+        for prompt, length in zip(self.prepared_inputs.train.prompts, prompts, strict=True):
+            try:
+                lengths.append(made.longest(prompt.row, length, max_tokens))
+            except DataError as error:
+                error.where = f"{part.prompts.source}, {prompt.row.where}"
+                raise
+        return lengths
 
     def _try_environments(self) -> None:
         """Opens each environment once and closes it again: rollouts open their own."""

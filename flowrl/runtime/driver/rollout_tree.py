@@ -1,0 +1,295 @@
+"""Rollouts that are collected together: one that answers the data's prompts, and its children.
+
+    offer -> draft: sample ends -> its prompt is made, offered -> critique: sample ends -> ...
+
+As soon as the generation of a sample ends, the prompt that is made of it is offered to the driver
+of its children, while other samples of its rollout still run; no rollout waits for another. Two
+cases wait until the parents' batch is delivered: prompts that are made of what a filter keeps,
+since a verdict comes when scorers answer, and no batch of an engine may depend on that; and a
+rollout before which the plan moves models on or off the device.
+
+Each rollout has its own scheduler. A group of children answers one parent, and the batch of a step
+has the children of all parents of the step. Where a filter has the parents' batch refilled, it is;
+children are never refilled, since a parent has its children once. When all batches are there:
+
+- children whose parent was dropped are dropped (`no_parent`);
+- where a mean of children is taken for their parents, a parent without its whole group of children
+  is dropped with its own group (`no_children`);
+- so are groups that lack a counterpart in a rollout with which they are compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from flowrl.data import PromptItem
+from flowrl.graph import Op
+from flowrl.ids import GroupId, NodeId, SampleId
+from flowrl.runtime.checkpoint.journal import RolloutJournal
+from flowrl.runtime.driver.child_prompts import ChildPrompts
+from flowrl.runtime.driver.collected_batch import CollectedBatch
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
+from flowrl.runtime.driver.payloads import GroupRows, Payload
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
+from flowrl.runtime.driver.step_report import GeneratedRollout
+from flowrl.runtime.local.engine_fleet import EngineFleet
+
+__all__ = [
+    "NO_CHILDREN",
+    "NO_COUNTERPART",
+    "NO_PARENT",
+    "OpenRollout",
+    "RolloutTree",
+    "drop_incomplete",
+    "joined_rollouts",
+    "members_of",
+    "rollout_trees",
+]
+
+NO_COUNTERPART = "no_counterpart"
+"""Why samples are dropped whose prompt has none in a rollout that theirs is compared with."""
+NO_PARENT = "no_parent"
+"""Why samples are dropped whose parent was."""
+NO_CHILDREN = "no_children"
+"""Why a group is dropped of which a sample lacks the children that a mean is taken of."""
+
+Members: TypeAlias = Sequence[tuple[SampleId, Payload]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRollout:
+    """A rollout of the graph with its driver.
+
+    Attributes:
+        begin: Called before each collection (the plan's residency switches).
+        switches: True if the plan has such switches, so that it cannot begin beside others.
+        prompts: Makes its prompts of samples; None where it answers the data's.
+        fleet: Its engines, if they are in processes of their own.
+        journal: The journal in which the driver notes events.
+    """
+
+    part: RolloutPart
+    driver: RolloutDriver
+    begin: Callable[[], None]
+    switches: bool = False
+    prompts: ChildPrompts | None = None
+    fleet: EngineFleet | None = None
+    journal: RolloutJournal | None = None
+
+    @property
+    def node(self) -> NodeId:
+        """The `generate` or `interact`."""
+        return self.part.node.id
+
+    @property
+    def waits(self) -> bool:
+        """True if its prompts are offered when the batch of their parents is there; see above."""
+        return self.switches or self.part.parents != self.part.parent
+
+
+def rollout_trees(rollouts: Sequence[OpenRollout]) -> list[RolloutTree]:
+    """Returns the rollouts by the rollout at the root, in their order."""
+    members: dict[NodeId, list[OpenRollout]] = {}
+    for rollout in rollouts:
+        parent = rollout.part.parent
+        tree = members[rollout.node] = [] if parent is None else members[parent]
+        tree.append(rollout)
+    return [RolloutTree(tree) for tree in {id(tree): tree for tree in members.values()}.values()]
+
+
+class RolloutTree:
+    """See the module.
+
+    Args:
+        rollouts: In the graph's order: parents before their children.
+    """
+
+    def __init__(self, rollouts: Sequence[OpenRollout]) -> None:
+        self.rollouts = tuple(rollouts)
+        self._items: dict[NodeId, list[PromptItem]] = {}
+        self._offered: dict[NodeId, set[SampleId]] = {}
+
+    @property
+    def root(self) -> OpenRollout:
+        """The rollout that answers the data's prompts."""
+        return self.rollouts[0]
+
+    def describe(self) -> str:
+        """Returns who waits for whom, in one line."""
+        if len(self.rollouts) == 1:
+            return self.root.driver.describe()
+        return "; ".join(f"{r.node}: {r.driver.describe()}" for r in self.rollouts)
+
+    def collect(self, number: int, items: Sequence[PromptItem]) -> list[GeneratedRollout]:
+        """Collects the batches of a step.
+
+        Args:
+            items: Prompts of the data.
+
+        Raises:
+            FlowError, KeyboardInterrupt: what `RolloutDriver.collect` raises.
+        """
+        started = time.monotonic()
+        self._items = {rollout.node: [] for rollout in self.rollouts}
+        self._offered = {rollout.node: set() for rollout in self.rollouts}
+        generated: dict[NodeId, GeneratedRollout] = {}
+        for rollout in self.rollouts:
+            children = [r for r in self.rollouts if r.part.parent == rollout.node and not r.waits]
+            rollout.driver.on_generated = partial(self._admit_to, children) if children else None
+            rollout.driver.begin()
+        for rollout in self.rollouts:
+            version = rollout.driver.scheduler.version
+            rollout.begin()
+            if rollout.part.parent is None:
+                rollout.driver.offer(items)
+                collected = self._collect(rollout, number, len(items))
+                offered: Sequence[PromptItem] = (*items, *collected.further)
+            else:
+                parents = generated[rollout.part.parent]
+                if rollout.waits:
+                    rows = [
+                        row for _, members in _parents(rollout.part, parents) for row in members
+                    ]
+                    self._admit(rollout, rows)
+                collected = self._collect(rollout, number, len(self._items[rollout.node]))
+                offered = _in_order(self._items[rollout.node], collected, parents)
+            generated[rollout.node] = GeneratedRollout(
+                part=rollout.part, items=offered, collected=collected, version=version
+            )
+        seconds = [result.collected.seconds for result in generated.values()]
+        spent = sum(s.generate + s.score_wait + s.answer + s.offer for s in seconds)
+        seconds[0].drive = max(0.0, time.monotonic() - started - spent)
+        return list(generated.values())
+
+    def _collect(self, rollout: OpenRollout, number: int, groups: int) -> CollectedBatch:
+        """Collects a rollout whose prompts are all there, while those after it go on."""
+        driver = rollout.driver
+        if not groups:
+            return CollectedBatch(version=driver.scheduler.version)
+        driver.request(number, groups)
+        others = [other.driver for other in self.rollouts if other is not rollout]
+        driver.run(lambda: driver.has_settled(number), *others)
+        return driver.take(number)
+
+    def _admit_to(self, children: Sequence[OpenRollout], rows: Members) -> None:
+        for child in children:
+            self._admit(child, rows)
+
+    def _admit(self, child: OpenRollout, rows: Members) -> None:
+        """Offers the prompts that are made of samples; once, however often rewards are tried."""
+        offered = self._offered[child.node]
+        fresh = [(sample, payload) for sample, payload in rows if sample not in offered]
+        offered.update(sample for sample, _ in fresh)
+        assert child.prompts is not None
+        items = [child.prompts.item(sample, payload) for sample, payload in fresh]
+        self._items[child.node] += items
+        child.driver.offer(items)
+
+
+def _in_order(
+    items: Sequence[PromptItem], collected: CollectedBatch, parents: GeneratedRollout
+) -> list[PromptItem]:
+    """Puts a rollout's groups in the order of their parents, whichever ended first.
+
+    So what is learned depends on no order of ends.
+    """
+    places = {item.group: place for place, item in enumerate(parents.items)}
+
+    def place_of(group: GroupId) -> tuple[int, int]:
+        of_parent, _, member = group.rpartition("/")
+        return places[GroupId(of_parent)], int(member)
+
+    collected.groups.sort(key=lambda row: place_of(row[0]))
+    collected.filtered.sort(key=lambda row: place_of(row[1].item.group))
+    return sorted(items, key=lambda item: place_of(item.group))
+
+
+# What is left when all batches are there.
+
+
+def drop_incomplete(
+    generated: Sequence[GeneratedRollout], joined: Sequence[Collection[NodeId]]
+) -> None:
+    """Drops groups that lack what they are learned with; see the module.
+
+    Args:
+        generated: Rollouts, with the parents of each.
+        joined: Rollouts whose groups are compared with each other.
+    """
+    by_node = {result.part.node.id: result for result in generated}
+    dropped = True
+    while dropped:
+        dropped = False
+        for reason, result, gone in _incomplete(by_node, joined):
+            if gone:
+                _drop(result.collected, gone, reason)
+                dropped = True
+
+
+def _incomplete(
+    by_node: Mapping[NodeId, GeneratedRollout], joined: Sequence[Collection[NodeId]]
+) -> Iterator[tuple[str, GeneratedRollout, set[GroupId]]]:
+    """Yields the groups of a rollout that lack something, and the reason to drop them."""
+    for nodes in joined:
+        together = [by_node[node] for node in nodes if node in by_node]
+        alive = set.intersection(*(set(members_of(result.collected)) for result in together))
+        for result in together:
+            yield NO_COUNTERPART, result, set(members_of(result.collected)) - alive
+    for result in by_node.values():
+        parents = by_node.get(result.part.parent) if result.part.parent is not None else None
+        if parents is None:
+            continue
+        samples = {
+            sample: group for group, rows in _parents(result.part, parents) for sample, _ in rows
+        }
+        own = set(members_of(result.collected))
+        yield NO_PARENT, result, {group for group in own if SampleId(group) not in samples}
+        if result.part.completes:
+            lacking = {group for sample, group in samples.items() if GroupId(sample) not in own}
+            yield NO_CHILDREN, parents, lacking
+
+
+def _parents(part: RolloutPart, parents: GeneratedRollout) -> list[GroupRows]:
+    """Returns the groups of the samples that a rollout's prompts are made of, in offer order."""
+    members = dict(parents.collected.groups)
+    if part.parents == part.parent:  # of all, those that its filters removed too
+        members = members_of(parents.collected)
+    return [(item.group, members[item.group]) for item in parents.items if item.group in members]
+
+
+def _drop(collected: CollectedBatch, gone: Collection[GroupId], reason: str) -> None:
+    for group, members in collected.groups:
+        if group in gone:
+            collected.dropped += [(sample, payload, reason) for sample, payload in members]
+    collected.dropped += [(s, p, reason) for s, p, _ in collected.filtered if p.item.group in gone]
+    filtered = [row for row in collected.filtered if row[1].item.group not in gone]
+    collected.num_filtered_groups = len({payload.item.group for _, payload, _ in filtered})
+    collected.filtered = filtered
+    collected.groups = [row for row in collected.groups if row[0] not in gone]
+
+
+def joined_rollouts(parts: GraphParts) -> list[set[NodeId]]:
+    """Returns the sets of rollouts whose groups a node combines: a baseline, or a map of both."""
+    together: list[set[NodeId]] = []
+    for node in parts.batch:
+        reads = parts.graph.in_edges(node.id)
+        origins = {parts.origin(edge.src) for edge in reads if not edge.carried}
+        if len(origins) < 2 or node.op not in (Op.ADVANTAGE, Op.MAP):
+            continue
+        for other in [other for other in together if other & origins]:
+            together.remove(other)
+            origins |= other
+        together.append(origins)
+    return together
+
+
+def members_of(collected: CollectedBatch) -> dict[GroupId, Members]:
+    """Returns the members of delivered and of filtered groups."""
+    filtered: dict[GroupId, list[tuple[SampleId, Payload]]] = {}
+    for sample, payload, _ in collected.filtered:
+        filtered.setdefault(payload.item.group, []).append((sample, payload))
+    return {**dict(collected.groups), **filtered}

@@ -1,0 +1,45 @@
+"""A round of one or several rollout drivers: one look after their engines and scorers.
+
+Several drivers go on at the same time where each answers what the samples of the one before become.
+Further prompts are offered when no engine has a sample, of whichever driver, so that the batches
+that engines decode do not depend on when a scorer answered.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flowrl.runtime.workers import wait_for_any
+
+if TYPE_CHECKING:
+    from flowrl.runtime.driver.rollout_driver import RolloutDriver
+
+__all__ = ["POLL_S", "one_round"]
+
+POLL_S = 0.25
+"""Seconds to wait for other processes before Ctrl-C is checked again."""
+
+
+def one_round(drivers: Sequence[RolloutDriver]) -> int:
+    """Looks once after everyone, and waits a little where nothing moved; what moved."""
+    progressed = sum(driver.look_after_engines(driver.spent) for driver in drivers)
+    generating = next((driver for driver in drivers if driver.is_generating), None)
+    idle = generating is None
+    progressed += sum(driver.poll_scoring(driver.spent, wait=idle) for driver in drivers)
+    if idle:
+        progressed += sum(driver.refill() for driver in drivers)
+    if progressed or any(driver.is_broken for driver in drivers):
+        return progressed
+    if generating is not None:
+        started = time.monotonic()
+        if any(driver.waitable_engines() for driver in drivers):
+            wait_for_any([worker for driver in drivers for worker in driver.waitable()], POLL_S)
+        generating.spent.generate += time.monotonic() - started
+    elif not any(driver.is_scoring for driver in drivers):
+        wake_s = min(driver.seconds_to_wake() for driver in drivers)
+        if wake_s < math.inf:
+            wait_for_any((), min(POLL_S, wake_s))
+    return progressed

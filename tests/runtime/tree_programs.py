@@ -1,0 +1,79 @@
+"""Programs whose rollouts answer what other rollouts made, and their configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flowrl as fl
+from tests.runtime.many_programs import config_of
+
+REINFORCE = fl.loss.reinforce()
+"""Reads no logprobs of the engine, whose last bit depends on which samples share a batch."""
+
+
+def tree_of(program: str, runs: Path, **changes: Any) -> dict[str, Any]:
+    """The configuration of a program of this file: longer samples of shorter responses."""
+    config = config_of(program, runs, **changes)
+    config["workflow"] = f"{__file__}:{program}"
+    used = ("actor", "rival", "verifier", "judge")
+    config["roles"] = {name: config["roles"][name] for name in used}
+    config["roles"]["actor"]["model"]["max_length"] = 64
+    config["train"] = {**config["train"], "sampling": {"max_tokens": 4}}
+    return config
+
+
+@fl.workflow
+def refinement(
+    prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward
+) -> None:
+    """Drafts, critiques of each, and revisions; critiques and drafts by what comes of them."""
+    draft = actor.generate(prompts)
+    critique = rival.generate(fl.prompts_of(draft, template="{prompt}{response}="), n=2)
+    revision = actor.generate(fl.prompts_of(critique, template="{prompt}{response}={answer}+"), n=1)
+    better = fl.mean_of_children(verifier.score(revision))
+    fl.log("revised", better)
+    advantages = fl.advantage.group_relative(better, std="none")
+    rival.update(critique, advantages=advantages, loss=REINFORCE)
+    actor.update(revision, advantages=fl.parent(advantages, of=revision), loss=REINFORCE)
+    scores = fl.weighted_sum((verifier.score(draft), 1.0), (fl.mean_of_children(better), 0.5))
+    draft, scores = fl.filter.zero_variance(draft, scores)
+    actor.update(draft, scores, loss=REINFORCE)
+
+
+@fl.workflow
+def kept_drafts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Second answers to what a filter keeps, themselves filtered; of one policy and reward."""
+    draft = actor.generate(prompts)
+    drafts = verifier.score(draft)
+    fl.log("drafts", drafts)
+    kept, scores = fl.filter.zero_variance(draft, drafts)
+    second = actor.generate(fl.prompts_of(kept, template="{prompt}{response}+"))
+    seconds = verifier.score(second)
+    second, seconds = fl.filter.zero_variance(second, seconds)
+    fl.log("before", fl.parent(drafts, of=second))
+    actor.update(kept, scores, loss=REINFORCE)
+    actor.update(second, seconds, loss=REINFORCE)
+
+
+@fl.workflow
+def two_answers(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward
+) -> None:
+    """Two rollouts of one policy for the same prompts made of samples, whose ids are equal."""
+    draft = actor.generate(prompts, n=2)
+    again = fl.prompts_of(draft, template="{prompt}{response}=")
+    answers = actor.generate(again, n=2)
+    greedy = actor.generate(again, n=1, temperature=0)
+    advantages = fl.advantage.remax(
+        verifier.score(answers), answers, baseline=verifier.score(greedy)
+    )
+    fl.log("both", fl.mean_of_children(judge.score(answers)))
+    actor.update(answers, advantages=advantages, loss=REINFORCE)
+
+
+def picky(response: str) -> float:
+    """Raises for responses that begin with some digits."""
+    if response[:1] in ("9", "4"):
+        raise ValueError(f"not this one: {response}")
+    return float(response[:1].isdigit())
