@@ -129,6 +129,7 @@ class Rollout:
             scheduler=scheduler,
             engines=self.fleet.engines,
             scorers={VERIFIER: Scoring(self.world, rule)},
+            reported=VERIFIER,
             tokenizer=Words(),
             sampling=Sampling(max_tokens=50),
             group_size=SIZE,
