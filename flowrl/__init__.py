@@ -66,11 +66,13 @@ from flowrl.program import (
     replay,
     select,
     shaping,
+    term,
     weighted_sum,
     win_rate,
     workflow,
 )
 from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
+from flowrl.program import sum_of as sum  # noqa: A004  (read as fl.sum)
 from flowrl.specs import Sampling, cut, grammar, kl, loss
 from flowrl.specs.names import raise_missing
 from flowrl.wording import Unconfigured
@@ -137,6 +139,8 @@ __all__ = [
     "run",
     "select",
     "shaping",
+    "sum",
+    "term",
     "weighted_sum",
     "win_rate",
     "workflow",

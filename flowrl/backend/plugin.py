@@ -67,8 +67,8 @@ class Capabilities:
             min_tokens`.
         recompute: The activations that a trainer can compute again in the backward pass:
             `selective` (the cheap ones), `full` (all but the input of each layer), or both.
-        updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay)
-            and `reset` (`TrainBackend.reset_optimizer`).
+        updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay),
+            `reset` (`TrainBackend.reset_optimizer`) and `sum` (`TrainBackend.update_sum`).
     """
 
     services: frozenset[Service]

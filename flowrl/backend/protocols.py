@@ -209,6 +209,7 @@ class UpdateSpec:
             first of the step: its weights are still those that the step began with.
         recompute: Activations that the backward pass computes again instead of keeping them: of
             `Capabilities.recompute`, or `none`. Gradients are the same.
+        weight: The factor of the loss and the KL term in a sum of several; 1 outside of sums.
     """
 
     loss: LossSpec
@@ -219,6 +220,7 @@ class UpdateSpec:
     max_tokens: int
     old_policy: Literal["given", "own"] = "given"
     recompute: str = "none"
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +305,20 @@ class TrainBackend(Protocol):
 
         Of a batch that has `behaviour_logprobs`, the metrics of each step hold those of
         `flowrl.algo.kl`, between the logprobs of the update's own forward pass and these.
+        """
+        ...
+
+    def update_sum(
+        self, terms: Sequence[tuple[TrainBatch, UpdateSpec]]
+    ) -> list[list[OptimizerStep]]:
+        """One optimizer update for the k-th mini-batches of all terms together, in order.
+
+        The gradient is the sum of the terms' own, each times its `UpdateSpec.weight`. All terms
+        have as many mini-batches. For a trainer whose `Capabilities.updates` has `sum`.
+
+        Returns:
+            For each update the results of the terms: loss and metrics of each by itself, without
+            its weight; gradient norm, rate and `skipped` of the whole.
         """
         ...
 

@@ -14,7 +14,7 @@ from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, run_passes
 from flowrl.passes.context import Decision
 from flowrl.passes.logprobs import decisions_on_old_logprobs
-from flowrl.passes.simplify import decisions_on_merging, merge_logprobs
+from flowrl.passes.simplify import decisions_on_merging, decisions_on_sums, merge_logprobs
 from flowrl.program import Workflow, load_workflow
 from flowrl.program.parameters import RoleKind
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
@@ -157,6 +157,7 @@ def _lowered(
 
     graph = run_passes(program.traced, context, observer=note)
     decisions += decisions_on_old_logprobs(graph, context)
+    decisions += decisions_on_sums(graph)
     return LoweredStage(
         name=program.name,
         prefix=program.prefix,

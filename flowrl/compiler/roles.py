@@ -203,13 +203,14 @@ def _grammars(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Grap
 
 
 def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
-    """Yields syncs that ask a trainer for what its backend does not declare."""
-    for node in stage.graph.of_op(Op.SYNC):
+    """Yields syncs and sums that ask a trainer for what its backend does not declare."""
+    for node in stage.graph.of_op(Op.SYNC, Op.UPDATE):
         edge = stage.graph.feeding(node.id, "weights")
         source = None if edge is None else stage.graph.node(edge.src).role
         for role, ability, what in (
             (node.role, "average" if node.attr("decay") else None, "average weights (decay=)"),
             (source, "reset" if node.attr("reset_optimizer") else None, "reset an optimizer"),
+            (node.role, "sum" if node.attr("sum") else None, "learn from a sum (fl.sum)"),
         ):
             if role is None or ability is None:
                 continue

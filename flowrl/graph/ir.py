@@ -46,6 +46,7 @@ __all__ = [
     "names_of",
     "node_error",
     "per",
+    "sums_of",
 ]
 
 if TYPE_CHECKING:
@@ -371,6 +372,15 @@ def format_graph(graph: Graph) -> str:
         lines += [f"  out {field}" for field in node.outputs]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def sums_of(graph: Graph) -> dict[str, tuple[Node, ...]]:
+    """Returns the terms of each sum of losses, which are one optimizer update, in order."""
+    found: dict[str, tuple[Node, ...]] = {}
+    for node in graph.of_op(Op.UPDATE):
+        if (name := node.attr("sum")) is not None:
+            found[str(name)] = (*found.get(str(name), ()), node)
+    return found
 
 
 # Wording of errors about a node.

@@ -370,6 +370,9 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 AttrRule(name="behaviour_logprobs", types=(str,)),
                 AttrRule(name="old_logprobs", types=(str,)),
                 AttrRule(name="every", types=(int,)),
+                # Of a term of a sum: the sum's name, and the factor of its loss and penalty.
+                AttrRule(name="sum", types=(str,)),
+                AttrRule(name="weight", types=(float,)),
                 _placed("micro_batch", int),
                 # Of packed micro-batches; others hold so many samples.
                 AttrRule(name="micro_tokens", types=(int,), since=Level.PLACED),

@@ -11,7 +11,18 @@ from graphlib import CycleError, TopologicalSorter
 
 from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions
-from flowrl.graph.ir import Edge, Graph, Level, Node, Op, called, names_of, node_error, per
+from flowrl.graph.ir import (
+    Edge,
+    Graph,
+    Level,
+    Node,
+    Op,
+    called,
+    names_of,
+    node_error,
+    per,
+    sums_of,
+)
 from flowrl.graph.sample_sets import check_sample_sets, results
 from flowrl.graph.sample_trees import check_sample_trees
 from flowrl.graph.signatures import (
@@ -21,6 +32,7 @@ from flowrl.graph.signatures import (
     RESPONSE_MASK,
     SIGNATURES,
     TOKENS,
+    WEIGHTS,
     Argument,
     Signature,
     advantage_outputs,
@@ -66,6 +78,7 @@ def problems(graph: Graph) -> Iterator[GraphError]:
         yield from _check_node(graph, node, SIGNATURES[node.op])
     yield from check_role_models(graph)
     yield from _check_versions(graph)
+    yield from _check_sums(graph)
     yield from check_sample_sets(graph)
     yield from check_sample_trees(graph)
     if not graph.of_op(Op.UPDATE, Op.LOG) and not results(graph):
@@ -385,3 +398,25 @@ def _check_versions(graph: Graph) -> Iterator[GraphError]:
 
 def _after(update: NodeId | None) -> str:
     return "that the step begins with" if update is None else f"after {update}"
+
+
+def _check_sums(graph: Graph) -> Iterator[GraphError]:
+    """Yields sums whose terms are not one optimizer update: consecutive updates of one role."""
+    for terms in sums_of(graph).values():
+        first, last = terms[0], terms[-1]
+        own = [node for node in graph.of_op(Op.UPDATE) if node.role == first.role]
+        place = own.index(first)
+        alike = {(node.role, node.attr("every")) for node in terms}
+        read = {edge.src for edge in graph.edges if WEIGHTS.name in edge.fields}
+        if (
+            tuple(own[place : place + len(terms)]) != terms
+            or len(alike) > 1
+            or read & {node.id for node in terms[:-1]}
+        ):
+            yield node_error(
+                last,
+                f"the terms of {first.attr('sum')} are not one update: they are consecutive "
+                "updates of one role in the same steps, and only after the last one are there "
+                "new weights",
+                found=", ".join(node.id for node in terms),
+            )

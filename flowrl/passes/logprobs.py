@@ -107,7 +107,8 @@ def _choice(graph: Graph, update: Node, context: Context) -> str:
 def _against_own(graph: Graph, update: Node, context: Context) -> str | None:
     """Returns why the update's own forward pass is not by the old policy; None if it is."""
     first = next(node for node in graph.of_op(Op.UPDATE) if node.role == update.role)
-    if first.id != update.id:
+    summed = update.attr("sum") is not None and first.attr("sum") == update.attr("sum")
+    if first.id != update.id and not summed:
         where = f" ({first.source})" if first.source is not None else ""
         return f"{first.id}{where} changes the weights before"
     if context.mini_batches > 1:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, count
 
 from flowrl.graph import Edge, Graph, Node, Op, results
+from flowrl.graph.ir import sums_of
 from flowrl.graph.signatures import ADVANTAGE, ROLLOUT_LOGPROBS, SAMPLING_OPTIONS, SCORE
 from flowrl.ids import NodeId
 from flowrl.passes.context import Context, Decision
@@ -15,6 +16,7 @@ from flowrl.specs import KL, CrossEntropy, LossSpec, Sampling
 __all__ = [
     "ancestors",
     "decisions_on_merging",
+    "decisions_on_sums",
     "drop_dead_nodes",
     "drop_zero_kl",
     "fill_defaults",
@@ -135,6 +137,21 @@ def decisions_on_merging(graph: Graph, context: Context) -> tuple[Decision, ...]
             why="the same model on the same samples gives the same numbers",
         )
         for dropped, first in _kept(graph, context).items()
+    )
+
+
+def decisions_on_sums(graph: Graph) -> tuple[Decision, ...]:
+    """Returns which updates are one, and with which weights."""
+    return tuple(
+        Decision(
+            subject=terms[-1].id,
+            choice=f"one update with {', '.join(node.id for node in terms[:-1]) or 'no other'}",
+            why="fl.sum adds up their gradients, times "
+            + " and ".join(f"{node.attr('weight'):g}" for node in terms)
+            + "; times of this plan count an optimizer step for each",
+        )
+        for terms in sums_of(graph).values()
+        if len(terms) > 1
     )
 
 

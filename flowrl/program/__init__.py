@@ -22,6 +22,7 @@ from flowrl.program.policy import Policy, interact
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
 from flowrl.program.sets import Examples, Pairs, pair
+from flowrl.program.sums import sum_of, term
 from flowrl.program.tracer import is_eager
 from flowrl.program.workflow import Workflow, workflow
 
@@ -63,6 +64,8 @@ __all__ = [
     "replay",
     "select",
     "shaping",
+    "sum_of",
+    "term",
     "weighted_sum",
     "win_rate",
     "workflow",

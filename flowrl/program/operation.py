@@ -234,6 +234,9 @@ def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Mapped) and (name := _MAPPED.get(kind)) is not None:
         fields = ", ".join(field.name for field in value.fields)
         return f"it gives {fields}; a map that gives '{name}' alone gives {kind.kind}"
+    instead = None if isinstance(value, Handle) else getattr(value, "instead", None)
+    if isinstance(instead, str):
+        return instead
     call = _BY_ROLE.get(kind, "")
     if call and not isinstance(value, Handle) and hasattr(value, call.partition("(")[0]):
         return f"pass what {getattr(value, 'name', None)}.{call} returned"

@@ -10,9 +10,9 @@ observations are part of each sample, and no loss counts them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Op
@@ -29,6 +29,7 @@ from flowrl.graph.signatures import (
 )
 from flowrl.program.handles import (
     Advantages,
+    Handle,
     Logprobs,
     Mapped,
     Prompts,
@@ -45,6 +46,7 @@ from flowrl.program.operation import (
 )
 from flowrl.program.roles import Environment, Role
 from flowrl.program.source import user_line
+from flowrl.program.sums import Sum
 from flowrl.program.tracer import Read
 from flowrl.specs import KL, Grammar, LossSpec, Sampling
 
@@ -111,7 +113,7 @@ class Policy(Role):
     @operation
     def update(
         self,
-        rollout: Samples,
+        rollout: Samples | Sum,
         rewards: Scores | None = None,
         *,
         advantages: Advantages | None = None,
@@ -125,7 +127,8 @@ class Policy(Role):
         """Learns from samples: `train.mini_batches` optimizer updates a step.
 
         Args:
-            rollout: Samples: a rollout, the examples of a supervised workflow, or pairs.
+            rollout: Samples: a rollout, the examples of a supervised workflow, or pairs. Or
+                `fl.sum(...)` of several, each with arguments of its own.
             rewards: Scores; the config says which advantage is made of them (`algorithm`).
             advantages: The weight of each sample or token, in place of `rewards`.
             reference: Logprobs of the reference policy, for `kl` or for a loss that compares.
@@ -143,17 +146,49 @@ class Policy(Role):
             The policy with its new weights, whose `logprobs` run with them in the same step. The
             weights generate from the next step on.
         """
+        given: dict[str, object] = {
+            "rewards": rewards,
+            "advantages": advantages,
+            "reference": reference,
+            "old": old,
+            "loss": loss,
+            "kl": kl,
+            "extra": None if isinstance(extra, tuple | list) and not extra else extra,
+        }
+        if not isinstance(rollout, Sum):
+            return self._learn_term(rollout, given, every=every)
+        twice = next((name for name, value in given.items() if value is not None), None)
+        if twice is not None:
+            raise refuse_argument(
+                f"{self.name}.update",
+                twice,
+                given[twice],
+                "arguments of each term, beside its samples",
+                f"write fl.term(samples, {twice}=...)",
+            )
+        new, name = self, self.tracer.unused_sum()
+        for each in rollout.terms:
+            attrs = {"sum": name, "weight": each.weight}
+            new = new._learn_term(
+                each.samples, each.arguments, every=every, attrs=attrs, source=each.source
+            )
+        return new
+
+    def _learn_term(self, samples: Samples, given: Mapping[str, object], **more: Any) -> Self:
+        """Adds an update with the arguments of `update`, or a term of one; see `_learn`."""
+        kinds: Mapping[str, type[Handle]] = {
+            "rewards": Scores,
+            "advantages": Advantages,
+            "reference": Logprobs,
+            "old": Logprobs,
+        }
         reads = reads_of(
             f"{self.name}.update",
-            {"rollout": (rollout, Samples)},
-            optional={
-                "rewards": (rewards, Scores),
-                "advantages": (advantages, Advantages),
-                "reference": (reference, Logprobs),
-                "old": (old, Logprobs),
-            },
+            {"rollout": (samples, Samples)},
+            optional={name: (given.get(name), kind) for name, kind in kinds.items()},
         )
-        return self._learn(reads, loss=loss, kl=kl, extra=extra, every=every)
+        loss, kl, extra = (cast("Any", given.get(name)) for name in ("loss", "kl", "extra"))
+        return self._learn(reads, loss=loss, kl=kl, extra=extra, **more)
 
     @operation
     def sync(

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import isfunction
+from types import MappingProxyType
 from typing import ClassVar, Literal, Self, TypeVar, overload
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Attr, Op
+from flowrl.graph.ir import Attr, Op, SourceRef
 from flowrl.graph.signatures import SIGNATURES, WEIGHTS, score_outputs
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, TokenRewards, Values
@@ -129,8 +130,14 @@ class Role:
         kl: KL | float | None = None,
         extra: Mapped | Sequence[Mapped] | None = (),
         every: int = 1,
+        attrs: Mapping[str, Attr] = MappingProxyType({}),
+        source: SourceRef | None = None,
     ) -> Self:
         """Adds the node of an update; returns the role with the weights after it.
+
+        Args:
+            attrs: Further attributes of the node.
+            source: The user's line, where it is another than that of the call.
 
         Raises:
             TraceError: A loss or a penalty is none, or a value of it is out of its bounds.
@@ -145,11 +152,16 @@ class Role:
             for read in reads_of(name, {"extra": (handle, Handle)}).values()
         }
         check_whole(name, "every", every, "a number of steps, from 1 up")
-        attrs: dict[str, Attr] = {"loss": loss, "kl": _penalty(name, kl)}
+        attrs = {"loss": loss, "kl": _penalty(name, kl), **attrs}
         if every > 1:
             attrs["every"] = every
         node = tracer.add(
-            Op.UPDATE, name=name, role=self.name, reads={**reads, **more}, attrs=attrs
+            Op.UPDATE,
+            name=name,
+            role=self.name,
+            reads={**reads, **more},
+            attrs=attrs,
+            source=source,
         )
         return type(self)(tracer, self.name, node)
 

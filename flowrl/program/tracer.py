@@ -171,6 +171,11 @@ class Tracer:
         number = len({node.region for node in self.nodes if node.region is not None}) + 1
         return "interact" if number == 1 else f"interact.{number}"
 
+    def unused_sum(self) -> str:
+        """Returns a name for another sum of losses."""
+        number = len({name for node in self.nodes if (name := node.attr("sum"))}) + 1
+        return "sum" if number == 1 else f"sum.{number}"
+
     def _unique(self, name: str) -> NodeId:
         number, candidate = self._numbers.get(name, 1), name
         while candidate in self._nodes:

@@ -193,6 +193,8 @@ def _plain(graph: Graph, node: Node, name: str, value: Scalar) -> str:
             return f"old logprobs are {value}, which the config trusts"
         case "by", _:
             return f"by a {value}"
+        case "sum", _:
+            return f"a term of {value}"
         case "every", _:
             return f"every {value} steps"
         case "per", _:

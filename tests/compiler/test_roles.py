@@ -286,6 +286,20 @@ def test_a_sync_that_the_backend_cannot_make_is_refused(monkeypatch, options, ro
     assert "test_roles.py:" in error.where
 
 
+def test_a_sum_that_the_backend_cannot_make_is_refused(monkeypatch):
+    @fl.workflow
+    def program(examples: fl.Examples, actor: fl.Policy):
+        actor.update(fl.sum(fl.term(examples), 0.1 * fl.term(examples)))
+
+    fl.compile(program, config())
+    torch_with(monkeypatch, updates=frozenset({"average"}))
+    error = refused(program, config())
+    assert error.what == (
+        "actor.update asks actor to learn from a sum (fl.sum), which backend 'torch' cannot"
+    )
+    assert error.found == "it can average"
+
+
 def test_a_grammar_that_the_backend_holds_is_taken(monkeypatch):
     torch_with(monkeypatch, grammars=frozenset({"regex"}))
     settings = config()

@@ -7,7 +7,7 @@ each mini-batch. What a traced graph leaves open comes from the context; a lower
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.graph import Graph, Level, Node, Op
+from flowrl.graph.ir import sums_of
 from flowrl.graph.signatures import SAMPLING_OPTIONS
 from flowrl.passes import Context
 from flowrl.specs import (
@@ -49,6 +50,7 @@ class World:
         weights: Of every model, now.
         begun: The same at the start of the step.
         logged: What log nodes saw in the step.
+        terms: Of a sum, those that wait for the last one.
         held: What replay nodes got in the step before.
     """
 
@@ -58,6 +60,7 @@ class World:
     weights: dict[str, float] = field(default_factory=dict)
     begun: dict[str, float] = field(default_factory=dict)
     logged: dict[str, float] = field(default_factory=dict)
+    terms: list[tuple[Node, Mapping[str, Fields]]] = field(default_factory=list)
     held: dict[str, Fields] = field(default_factory=dict)
 
 
@@ -139,7 +142,10 @@ def _run(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) ->
             assert isinstance(spec, AdvantageSpec)
             return {**_group(given["scores"]), **_advantage(spec, given)}
         case Op.UPDATE:
-            _update(graph, node, given, world)
+            world.terms.append((node, given))
+            if node.id == _last_of_sum(graph, node):
+                _update(world.terms, world)
+                world.terms = []
             return {"weights": np.array(world.weights[role])}
         case Op.SYNC:
             return _sync(node, given["weights"], world)
@@ -330,17 +336,29 @@ def _sync(node: Node, given: Fields, world: World) -> Fields:
     return {"weights": np.array(world.weights[str(node.role)])}
 
 
-def _update(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) -> None:
+def _last_of_sum(graph: Graph, node: Node) -> str:
+    """The update that moves the model: of the terms of a sum, the last one."""
+    name = node.attr("sum")
+    return node.id if name is None else sums_of(graph)[str(name)][-1].id
+
+
+def _update(terms: Sequence[tuple[Node, Mapping[str, Fields]]], world: World) -> None:
     """Moves a model once for each mini-batch, all of them of the same samples."""
-    role, every = str(node.role), node.attr("every")
-    rollout = given["rollout"]
-    if not len(rollout["tokens"]) or (isinstance(every, int) and (world.step + 1) % every):
+    every = terms[0][0].attr("every")
+    terms = [term for term in terms if len(term[1]["rollout"]["tokens"])]
+    if isinstance(every, int) and (world.step + 1) % every:
         return
-    old = _old_logprobs(node, given, world)
+    given_old = [_old_logprobs(node, given, world) for node, given in terms]
     for _ in range(world.context.mini_batches):
-        if node.attr("old_logprobs") == "own":
-            old = _forward(role, rollout["tokens"], world)
-        world.weights[role] += 0.01 * _loss(node, given, old, world)
+        moves: dict[str, float] = {}
+        for (node, given), old in zip(terms, given_old, strict=True):
+            role, weight = str(node.role), node.attr("weight")
+            if node.attr("old_logprobs") == "own":
+                old = _forward(role, given["rollout"]["tokens"], world)
+            factor = weight if isinstance(weight, float) else 1.0
+            moves[role] = moves.get(role, 0.0) + factor * _loss(node, given, old, world)
+        for role, move in moves.items():
+            world.weights[role] += 0.01 * move
 
 
 def _old_logprobs(node: Node, given: Mapping[str, Fields], world: World) -> Array | None:

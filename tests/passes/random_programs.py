@@ -48,6 +48,7 @@ class Lesson:
         references: Whose logprobs it is measured with; of several roles, the last one's.
         log: Whether the scores are logged.
         every: Steps between updates.
+        joined: Whether the learner's update is a term of one sum with its update before.
         again: Whether the new version's logprobs of the same samples are logged after the update.
     """
 
@@ -68,10 +69,16 @@ class Lesson:
     log: bool = False
     again: bool = False
     every: int = 1
+    joined: bool = False
 
 
 learners = st.sampled_from(["actor", "student"])
-from_data = st.builds(Lesson, learner=learners, samples=st.sampled_from(["examples", "pairs"]))
+from_data = st.builds(
+    Lesson,
+    learner=learners,
+    samples=st.sampled_from(["examples", "pairs"]),
+    joined=st.booleans(),
+)
 on_rollouts = st.builds(
     Lesson,
     learner=learners,
@@ -103,6 +110,7 @@ on_rollouts = st.builds(
     ),
     log=st.booleans(),
     again=st.booleans(),
+    joined=st.booleans(),
     every=st.sampled_from([1, 1, 2]),
 )
 programs = st.lists(st.one_of(from_data, on_rollouts), min_size=1, max_size=3)
@@ -136,8 +144,13 @@ def traced(lessons: list[Lesson], refresh: int | None = None) -> Graph:
 
     def program(**handles: Any) -> None:
         prepared = [(lesson, update) for lesson in lessons for update in _prepare(lesson, handles)]
-        for lesson, (role, batch, arguments) in prepared:
-            new = handles[role].update(batch, **arguments, every=lesson.every)
+        for joined in _joined(prepared):
+            lesson, (role, batch, arguments) = joined[-1]
+            if len(joined) > 1:
+                terms = [0.5 * fl.term(samples, **given) for _, (_, samples, given) in joined]
+                new = handles[role].update(fl.sum(*terms), every=lesson.every)
+            else:
+                new = handles[role].update(batch, **arguments, every=lesson.every)
             if lesson.again:
                 pass_ = new.values if role == "critic" else new.logprobs
                 fl.log(_name("again", handles), pass_(batch))
@@ -155,6 +168,21 @@ def traced(lessons: list[Lesson], refresh: int | None = None) -> Graph:
     )
     program.__annotations__ = kinds
     return fl.workflow(program).trace()
+
+
+Prepared = tuple[Lesson, tuple[str, Any, dict[str, Any]]]
+
+
+def _joined(prepared: list[Prepared]) -> list[list[Prepared]]:
+    """The updates, with those of one sum together."""
+    groups: list[list[Prepared]] = []
+    for lesson, update in prepared:
+        policy = update[0] == lesson.learner
+        if lesson.joined and policy and groups and groups[-1][-1][1][0] == update[0]:
+            groups[-1].append((lesson, update))
+        else:
+            groups.append([(lesson, update)])
+    return groups
 
 
 def _draws(lesson: Lesson) -> bool:

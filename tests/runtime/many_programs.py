@@ -108,6 +108,23 @@ def slow_actor(
 
 
 @fl.workflow
+def summed(
+    prompts: fl.Prompts, examples: fl.Examples, *, actor: fl.Policy, verifier: fl.Reward
+) -> None:
+    """A policy gradient and, in the same optimizer updates, a little of the examples."""
+    rollout = actor.generate(prompts)
+    rollout, scores = fl.filter.zero_variance(rollout, verifier.score(rollout))
+    loss = 0.5 * fl.loss.policy_clip(0.2, anchor="old")
+    advantages = fl.advantage.group_relative(scores)
+    actor.update(
+        fl.sum(
+            fl.term(rollout, advantages=advantages, loss=loss),
+            0.1 * fl.term(examples),
+        )
+    )
+
+
+@fl.workflow
 def moving_reference(
     prompts: fl.Prompts,
     *,
@@ -300,6 +317,7 @@ CONFIGS: Mapping[str, Any] = {
             "actor_critic",
             "versions",
             "slow_actor",
+            "summed",
             "moving_reference",
             "reward_modelling",
             "preferences",

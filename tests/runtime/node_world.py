@@ -40,6 +40,7 @@ class Worker:
         self.updates: list[tuple[TrainBatch, UpdateSpec]] = []
         self.temperatures: list[float] = []
         self.resets = 0
+        self.sums: list[list[UpdateSpec]] = []
         self._kl = kl
 
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
@@ -49,6 +50,12 @@ class Worker:
             loss=1.0, grad_norm=2.0, learning_rate=0.1, num_tokens=9, metrics=metrics
         )
         return [step]
+
+    def update_sum(
+        self, terms: Sequence[tuple[TrainBatch, UpdateSpec]]
+    ) -> list[list[OptimizerStep]]:
+        self.sums.append([spec for _, spec in terms])
+        return [[self.update(batch, spec)[0] for batch, spec in terms]]
 
     def reset_optimizer(self) -> None:
         self.resets += 1

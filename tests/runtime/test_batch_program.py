@@ -361,6 +361,62 @@ def test_a_refresh_averages_and_resets_when_it_is_due():
 
 
 @fl.workflow
+def summed(prompts: fl.Prompts, examples: fl.Examples, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    rollout, scores = fl.filter.zero_variance(rollout, verifier.score(rollout))
+    actor.update(fl.sum(fl.term(rollout, scores), 0.1 * fl.term(examples), 0.2 * fl.term(examples)))
+
+
+def step_of(scores: dict[str, list[float]], *, rows: list[int]) -> StepBatch:
+    """A step with examples, and a rollout that a filter has left these rows of."""
+    drawn = samples(ROLLOUT, scores).select(np.array(rows, int))
+    step = StepBatch(sets={NodeId("filter"): drawn, NodeId("examples"): samples("examples")})
+    step.values[NodeId("filter"), "score"] = np.array(scores["verifier"], np.float32)[rows]
+    step.values[NodeId("filter"), "rollout_logprobs"] = np.zeros(
+        len(drawn.sequences.tokens), np.float32
+    )
+    return step
+
+
+def test_the_terms_of_a_sum_are_cut_into_as_many_mini_batches_and_learned_together():
+    actor = Worker()
+    program = program_of(lowered(summed, mini_batches=2), {"actor": actor}, mini_batches=2)
+    step = step_of(SCORES, rows=[0, 1, 2, 3])
+    program.run(step)
+    halves = (((0, 1),), ((2, 3),))
+    assert [[s.mini_batches for s in specs] for specs in actor.sums] == [[h] * 3 for h in halves]
+    assert [[s.weight for s in specs] for specs in actor.sums] == [[1.0, 0.1, 0.2]] * 2
+    assert actor.stale
+    assert set(step.updates) == {"actor.update.3"}
+    (first, _) = step.updates[NodeId("actor.update.3")]
+    assert first.loss == pytest.approx(1.0 + 0.1 + 0.2)
+    assert first.num_tokens == 27
+    assert [first.metrics[f"term.{k}/loss"] for k in (1, 2, 3)] == [1.0] * 3
+    assert first.metrics["term.2/num_samples"] == first.metrics["num_samples"] == 2.0
+
+
+def test_a_term_with_fewer_groups_decides_the_number_of_updates():
+    actor = Worker()
+    program = program_of(lowered(summed, mini_batches=2), {"actor": actor}, mini_batches=2)
+    program.run(step_of(SCORES, rows=[0, 1]))
+    assert [[s.mini_batches for s in specs] for specs in actor.sums] == [
+        [((0, 1),), ((0, 1, 2, 3),), ((0, 1, 2, 3),)]
+    ]
+
+
+def test_a_term_without_samples_leaves_the_others():
+    actor = Worker()
+    program = program_of(lowered(summed), {"actor": actor})
+    step = step_of(SCORES, rows=[])
+    program.run(step)
+    assert [[s.weight for s in specs] for specs in actor.sums] == [[0.1, 0.2]]
+    assert step.skipped == ["advantage", "actor.update"]
+    (made,) = step.updates[NodeId("actor.update.3")]
+    assert "term.2/num_samples" in made.metrics
+    assert "num_samples" not in made.metrics
+
+
+@fl.workflow
 def slower_actor(
     prompts: fl.Prompts,
     actor: fl.Policy,

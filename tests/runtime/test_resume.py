@@ -298,6 +298,7 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
     [
         ("actor_critic", 2),
         ("slow_actor", 1),
+        ("summed", 1),
         ("moving_reference", 2),
         ("self_play", 2),
         ("two_learners", 1),

@@ -20,7 +20,7 @@ from flowrl.specs.loss import LossSpec, OwnScoreLoss, bradley_terry, dpo, policy
 from flowrl_backends.torch import plugin
 from flowrl_backends.torch.packing import micro_batches
 from flowrl_backends.torch.trainer import TorchTrainer
-from flowrl_backends.torch.updates import Objective
+from flowrl_backends.torch.updates import Objective, update_together
 from tests.torch_backend.trainer_fixtures import (
     CONFIGS,
     assert_equal,
@@ -312,6 +312,6 @@ def test_extra_fields_reach_the_loss(qwen: Path) -> None:
     changed = replace(objective, loss=replace(objective.loss, function=seen))
     optimizer = trainer._optimizer
     assert optimizer is not None
-    changed.update(optimizer, range(len(batch)))
+    update_together(optimizer, [(changed, range(len(batch)))])
     want = np.flatnonzero(batch.sequences.response_mask) * 0.5
     assert sorted(torch.cat(found).tolist()) == sorted(want.tolist())

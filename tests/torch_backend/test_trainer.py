@@ -82,6 +82,31 @@ def test_gradients_equal_the_padded_computation(
     )
 
 
+def test_the_gradient_of_a_sum_is_the_weighted_sum_of_plain_gradients(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(folder_of("qwen2", models), monkeypatch)
+    first, second = training(0), training(1, groups=3, size=2)
+    penalised = update_spec(first, kl=KL(estimator="k3", coefficient=0.2), weight=0.7)
+    imitated = update_spec(second, loss=0.5 * CrossEntropy(), weight=0.1)
+    losses, grads = zip(
+        *(
+            straightforward(trainer.model, b, s)
+            for b, s in ((first, penalised), (second, imitated))
+        ),
+        strict=True,
+    )
+    ((one, other),) = trainer.update_sum([(first, penalised), (second, imitated)])
+    want = {name: 0.7 * g + 0.1 * 0.5 * grads[1][name] for name, g in grads[0].items()}
+    assert_equal(watch.grads, want, 1e-6)
+    assert one.loss == pytest.approx(losses[0], abs=1e-6)
+    assert other.loss == pytest.approx(0.5 * losses[1], abs=1e-6)
+    norm = float(torch.stack([g.norm() for g in want.values()]).norm())
+    assert one.grad_norm == other.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert trainer._optimizer is not None
+    assert trainer._optimizer.updates == 1
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logprobs_equal_the_padded_computation(kind: str, models: Path) -> None:
     trainer = TorchTrainer(context(folder_of(kind, models)))

@@ -48,7 +48,7 @@ class TorchPlugin:
             {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
         ),
         recompute=frozenset({"full"}),
-        updates=frozenset({"average", "reset"}),
+        updates=frozenset({"average", "reset", "sum"}),
     )
 
     def check(self) -> BackendStatus:

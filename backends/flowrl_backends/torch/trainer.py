@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from flowrl_backends.torch.model import (
 from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.predict import closed, distributions, predict_all, squares
 from flowrl_backends.torch.recompute import recomputed_layers
-from flowrl_backends.torch.updates import Objective
+from flowrl_backends.torch.updates import Objective, update_together
 from flowrl_backends.torch.weights import Average, load_weights
 
 if TYPE_CHECKING:
@@ -204,15 +205,34 @@ class TorchTrainer:
                 the pairs that it reads, a mini-batch has no response token, or the model's layers
                 cannot be recomputed.
         """
+        return [step for (step,) in self.update_sum([(batch, spec)])]
+
+    def update_sum(
+        self, terms: Sequence[tuple[TrainBatch, UpdateSpec]]
+    ) -> list[list[OptimizerStep]]:
+        """Makes one optimizer update of the k-th mini-batches of all terms together, in order.
+
+        Raises:
+            BackendError: As `update`.
+        """
         where = f"roles.{self._context.role}"
         if self._optimizer is None:
             raise BackendError("update before begin", where=where)
-        wanted = spec.loss.predicts
-        head: Head = "lm" if wanted == "logprobs" else "value"
-        self._require(head, f"{wanted}, as {spec.loss} reads", batch.sequences)
-        objective = Objective.of(batch, spec, self.model, where=where, skip_zero=self._skip_zero)
-        with self._recomputing(spec.recompute):
-            return [objective.update(self._optimizer, rows) for rows in spec.mini_batches]
+        objectives = []
+        for batch, spec in terms:
+            wanted = spec.loss.predicts
+            head: Head = "lm" if wanted == "logprobs" else "value"
+            self._require(head, f"{wanted}, as {spec.loss} reads", batch.sequences)
+            objectives.append(
+                Objective.of(batch, spec, self.model, where=where, skip_zero=self._skip_zero)
+            )
+        mini_batches = zip(*(spec.mini_batches for _, spec in terms), strict=True)
+        recomputes = (spec.recompute for _, spec in terms if spec.recompute != "none")
+        with self._recomputing(next(recomputes, "none")):
+            return [
+                update_together(self._optimizer, list(zip(objectives, rows, strict=True)))
+                for rows in mini_batches
+            ]
 
     def _recomputing(self, recompute: str) -> AbstractContextManager[None]:
         if recompute == "none":

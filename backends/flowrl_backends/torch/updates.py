@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from flowrl.backend.batch import Ints, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import BackendError
 from flowrl_backends.torch.metrics import Metrics
-from flowrl_backends.torch.optimizer import Optimizer
+from flowrl_backends.torch.optimizer import Optimizer, StepResult
 from flowrl_backends.torch.packing import micro_batches, pack
 from flowrl_backends.torch.predict import Predicted, closed, predict, predict_all
 from flowrl_backends.torch.token_fields import (
@@ -41,7 +41,32 @@ from flowrl_backends.torch.token_fields import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Objective"]
+__all__ = ["Objective", "update_together"]
+
+
+class _Gradients(NamedTuple):
+    """What a term of an update has added to the gradients: its metrics and its rows."""
+
+    metrics: Metrics
+    chosen: Ints
+    live: Ints
+
+
+def update_together(
+    optimizer: Optimizer, terms: Sequence[tuple[Objective, Sequence[int]]]
+) -> list[OptimizerStep]:
+    """Makes one update of the sum of several objectives, each on rows of its own batch.
+
+    Raises:
+        BackendError: The rows of one have no response token, or a sample of a pair has none.
+    """
+    optimizer.zero_grad()
+    added = [objective.add_gradients(optimizer, rows) for objective, rows in terms]
+    outcome = optimizer.step()
+    return [
+        objective.result(gradients, outcome)
+        for (objective, _), gradients in zip(terms, added, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +74,7 @@ class Objective:
     """The objective of the updates on one batch, checked against that batch.
 
         objective = Objective.of(batch, spec, model, where="roles.actor", skip_zero=True)
-        steps = [objective.update(optimizer, rows) for rows in spec.mini_batches]
+        steps = [update_together(optimizer, [(objective, rows)]) for rows in spec.mini_batches]
 
     Attributes:
         batch: The caller's batch; for losses on scores, with one more token a sample, at which its
@@ -112,8 +137,8 @@ class Objective:
             skip_zero=skip_zero,
         )
 
-    def update(self, optimizer: Optimizer, rows: Sequence[int]) -> OptimizerStep:
-        """Updates the model on the rows of one mini-batch.
+    def add_gradients(self, optimizer: Optimizer, rows: Sequence[int]) -> _Gradients:
+        """Adds the gradient of the rows of one mini-batch to the optimizer's.
 
         Raises:
             BackendError: The mini-batch has no response token, or a sample of a pair has none.
@@ -124,11 +149,14 @@ class Objective:
         if self._may_skip():
             live = live[_has_advantage(self.batch, live)]
         metrics = Metrics(self.model.device)
-        optimizer.zero_grad()
         for part in self._micro_batches(live):
             self._accumulate(part, weights, known, metrics)
             optimizer.accumulate()
-        outcome = optimizer.step()
+        return _Gradients(metrics, chosen, live)
+
+    def result(self, gradients: _Gradients, outcome: StepResult) -> OptimizerStep:
+        """Returns what is reported of an update to which the objective added its gradient."""
+        metrics, chosen, live = gradients
         return OptimizerStep(
             loss=metrics.loss(),
             grad_norm=outcome.grad_norm,
@@ -208,7 +236,8 @@ class Objective:
         total = aggregate(values, gathered(weights, packed.sample, self.model.device))
         # The logits are the largest tensor of all; backward drops them as soon as it can.
         del predicted
-        total.backward()  # type: ignore[no-untyped-call]
+        weight = self.spec.weight
+        (total if weight == 1 else weight * total).backward()  # type: ignore[no-untyped-call]
         metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
 
     def _divergence(self, predicted: Predicted, inputs: TokenBatch, source: Ints) -> torch.Tensor:

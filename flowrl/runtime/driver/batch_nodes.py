@@ -426,4 +426,5 @@ def update_spec(
         recompute=operation.recompute,
         max_tokens=max_tokens,
         old_policy="own" if inputs.node.attr("old_logprobs") == "own" else "given",
+        weight=weight if isinstance(weight := inputs.node.attr("weight"), float) else 1.0,
     )

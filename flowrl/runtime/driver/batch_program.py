@@ -23,6 +23,7 @@ from flowrl.backend.batch import Floats, Sampler, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
+from flowrl.graph.ir import sums_of
 from flowrl.graph.sample_sets import JOINS
 from flowrl.graph.signatures import TOKEN_REWARD
 from flowrl.graph.streaming import is_rule_score
@@ -44,8 +45,16 @@ from flowrl.runtime.driver.batch_nodes import (
 from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, is_due, role_of
 from flowrl.runtime.driver.joins import make_pairs
-from flowrl.runtime.driver.payloads import SampleSet, StepBatch, fill_fields, sample_set, scores_by
+from flowrl.runtime.driver.payloads import (
+    SampleSet,
+    StepBatch,
+    Term,
+    fill_fields,
+    sample_set,
+    scores_by,
+)
 from flowrl.runtime.driver.replay import HeldGroup, ReplayBuffer, held_groups
+from flowrl.runtime.driver.sums import aligned, merged
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
@@ -119,6 +128,11 @@ class BatchProgram:
         # Logprobs of which something reads whole distributions, or the squares of probabilities.
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
         self._squared = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_squares(graph, n)}
+        self._sums = {
+            node.id: (terms, number)
+            for terms in sums_of(graph).values()
+            for number, node in enumerate(terms, 1)
+        }
         for node in parts.batch:
             if node.op not in (*_HANDLERS, *JOINS, *_WITHOUT_SAMPLES):
                 raise PlanError(
@@ -164,6 +178,12 @@ class BatchProgram:
         Args:
             is_needed: False if nothing that happens in this step reads what the node gives.
         """
+        self._run_with_samples(node, step, is_needed=is_needed)
+        terms, number = self._sums.get(node.id, ((), 0))
+        if terms and number == len(terms):
+            self._update_sum(node, step)
+
+    def _run_with_samples(self, node: Node, step: StepBatch, *, is_needed: bool) -> None:
         if node.op in JOINS:
             if not make_pairs(self.parts, node, step):
                 step.skipped.append(node.id)
@@ -319,6 +339,10 @@ class BatchProgram:
             temperature=self._temperature(inputs),
             max_tokens=sampling.max_tokens,
         )
+        if node.id in self._sums:
+            _, number = self._sums[node.id]
+            step.terms.append(Term(node=node, number=number, batch=batch, spec=spec))
+            return
         worker = self._worker(node)
         worker.stale = True
         steps = step.updates.setdefault(node.id, [])
@@ -327,6 +351,24 @@ class BatchProgram:
             steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
             self._context.beat()
         self._steer(node, steps, len(batch))
+
+    def _update_sum(self, last: Node, step: StepBatch) -> None:
+        """Makes the updates of a sum whose terms are all there, but for those without a sample."""
+        terms, step.terms = step.terms, []
+        if not terms:
+            return
+        started = time.monotonic()
+        worker = self._worker(last)
+        worker.stale = True
+        made: list[list[OptimizerStep]] = []
+        for batches in aligned(terms):
+            made += worker.train.update_sum(batches)
+            self._context.beat()
+        step.updates[last.id] = [merged(terms, each) for each in made]
+        for term, steps in zip(terms, zip(*made, strict=True), strict=True):
+            self._steer(term.node, steps, len(term.batch))
+        spent = time.monotonic() - started
+        step.seconds[str(last.op)] = step.seconds.get(str(last.op), 0.0) + spent
 
     def pair_margins(self, node: Node, step: StepBatch) -> Floats | None:
         """Returns float32 `[P]`: how much an update's model prefers the first response of a pair.

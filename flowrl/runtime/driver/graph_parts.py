@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op, results, sample_sets
+from flowrl.graph.ir import sums_of
 from flowrl.graph.sample_sets import JOINS, sample_edges
 from flowrl.graph.sample_trees import data_prompts, evaluated_role, parents_of
 from flowrl.graph.streaming import is_rule_score, streaming_nodes
@@ -33,6 +34,7 @@ __all__ = [
     "RoleUse",
     "RolloutPart",
     "is_due",
+    "optimizer_updates",
     "refreshed_roles",
     "role_of",
 ]
@@ -248,6 +250,12 @@ def is_due(node: Node, number: int) -> bool:
     """True if an update or a refresh is made in a step: in steps `every`, `2 * every`, ..."""
     every = node.attr("every")
     return number % (every if isinstance(every, int) else 1) == 0
+
+
+def optimizer_updates(graph: Graph) -> list[Node]:
+    """Returns the updates that step the optimizer: of the terms of a sum the last alone."""
+    held = {node.id for terms in sums_of(graph).values() for node in terms[:-1]}
+    return [node for node in graph.of_op(Op.UPDATE) if node.id not in held]
 
 
 def role_of(node: Node) -> RoleName:

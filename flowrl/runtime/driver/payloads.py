@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask, SequenceBatch
-from flowrl.backend.protocols import Finished, OptimizerStep
+from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask, SequenceBatch, TrainBatch
+from flowrl.backend.protocols import Finished, OptimizerStep, UpdateSpec
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.graph import Node, Op, score_source
@@ -38,6 +38,7 @@ __all__ = [
     "PayloadStore",
     "SampleSet",
     "StepBatch",
+    "Term",
     "behaviour_logprobs",
     "fill_fields",
     "receive_rollout",
@@ -347,6 +348,21 @@ def sample_set(origin: NodeId, groups: Sequence[GroupRows]) -> SampleSet:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A term of a sum of losses that is ready for the others.
+
+    Attributes:
+        number: Its place in the sum, from 1.
+        spec: Its mini-batches are as many as its own samples make.
+    """
+
+    node: Node
+    number: int
+    batch: TrainBatch
+    spec: UpdateSpec
+
+
 @dataclass(slots=True, kw_only=True)
 class StepBatch:
     """A step's samples on their way through the graph.
@@ -356,6 +372,7 @@ class StepBatch:
         sets: Sets of samples, by the node that made each.
         values: Arrays by (node, field).
         updates: The optimizer steps of each update node, in order.
+        terms: Terms of a sum of losses, while its last one has not run.
         kl_coefficients: The coefficient that each update node's adaptive penalty had.
         logged: Numbers that the program logs, by name.
         replayed: Numbers of replayed samples, by name.
@@ -367,6 +384,7 @@ class StepBatch:
     sets: dict[NodeId, SampleSet] = field(default_factory=dict)
     values: dict[tuple[NodeId, str], Array] = field(default_factory=dict)
     updates: dict[NodeId, list[OptimizerStep]] = field(default_factory=dict)
+    terms: list[Term] = field(default_factory=list)
     kl_coefficients: dict[NodeId, float] = field(default_factory=dict)
     logged: dict[str, float] = field(default_factory=dict)
     replayed: dict[str, float] = field(default_factory=dict)

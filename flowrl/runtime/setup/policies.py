@@ -29,7 +29,13 @@ from flowrl.ids import EngineId, RoleName
 from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint.store import Checkpoint
-from flowrl.runtime.driver.graph_parts import RoleUse, is_due, refreshed_roles, role_of
+from flowrl.runtime.driver.graph_parts import (
+    RoleUse,
+    is_due,
+    optimizer_updates,
+    refreshed_roles,
+    role_of,
+)
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.prepared_inputs import RoleModel
 from flowrl.runtime.workers import PolicyWorker, open_policy
@@ -207,7 +213,7 @@ class OpenPolicies:
         train = stage.config.train
         due = Counter(
             role_of(node)
-            for node in stage.graph.of_op(Op.UPDATE)
+            for node in optimizer_updates(stage.graph)
             for number in range(1, train.steps + 1)
             if is_due(node, number)
         )
