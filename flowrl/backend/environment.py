@@ -163,14 +163,16 @@ class Outcome:
         observation: What the policy reads before its next turn. Of the last turn nobody reads it;
             it is kept as text, for people. After a turn that ended with a stop token it must not be
             empty: nothing else would show the policy that the episode continues.
-        reward: Of this turn; the score of an episode is the sum over its turns.
+        reward: Of this turn; the score of an episode is the sum over its turns. Where several
+            policies take turns, also one number for each of them, in their order, which count for
+            the last turn that each has taken.
         done: The episode is over.
         state: After the turn.
         metrics: Further numbers of this turn by name; summed over the turns of an episode.
     """
 
     observation: Said = ""
-    reward: float = 0.0
+    reward: float | tuple[float, ...] = 0.0
     done: bool = False
     state: EnvironmentState = None
     metrics: Mapping[str, float] = field(default_factory=dict)

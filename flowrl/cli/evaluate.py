@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.errors import CheckpointError, ConfigError
+from flowrl.graph import Graph, Op
 
 if TYPE_CHECKING:
     from flowrl.observe.rows import EvaluationRow
@@ -53,9 +54,12 @@ def run(
             expected="a last stage that trains a policy",
             hint="name a config whose last stage updates the policy that is measured",
         )
-    owner = loaded.config.roles[role].copy_of or role
     model = _model_of_run(path, role) if is_run else path
-    only = [f"stages=[{last}]", f"roles.{owner}.model={model}"]
+    models = {role: model, **_others_of_run(of_run, graphs[last], role)}
+    only = [f"stages=[{last}]"]
+    for name, folder in models.items():
+        # What began as a copy has weights of its own by now.
+        only += [f"roles.{name}.copy_of=null", f"roles.{name}.model={folder}"]
     loaded = load_config(source, [*overrides, *only])
     with locating(loaded):
         compiled = api.compile(None, loaded)
@@ -82,6 +86,16 @@ def _model_of_run(path: Path, role: str) -> Path:
             hint="name a model folder instead, or finish the run (flowrl run --resume)",
         )
     return whole[-1]
+
+
+def _others_of_run(run: Path, graph: Graph, role: str) -> dict[str, Path]:
+    """Returns the models of the policies that take turns with a role, where a run trained them."""
+    folders: dict[str, Path] = {}
+    for node in graph.of_op(Op.INTERACT):
+        policies = [str(policy.role) for policy in graph.generators_of(node)]
+        if role in policies:
+            folders |= {name: run / "trained" / name for name in policies if name != role}
+    return {name: folder for name, folder in folders.items() if folder.is_dir()}
 
 
 def _line(row: EvaluationRow) -> str:

@@ -26,7 +26,7 @@ from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_node
 from flowrl.graph.sample_trees import parents_of
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
 from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec, Sampling
-from flowrl.specs.filters import Parsed
+from flowrl.specs.filters import Parsed, Turns
 from flowrl.specs.maps import Parse, split_key
 
 __all__ = ["conditions"]
@@ -82,15 +82,45 @@ def _check_generate(graph: Graph, node: Node) -> Iterator[GraphError]:
 
 
 def _check_interact(graph: Graph, node: Node) -> Iterator[GraphError]:
-    players = [g.id for g in graph.of_op(Op.GENERATE) if g.region == node.region]
-    if node.region is None or len(players) != 1:
+    policies = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
+    turns = [name for name in node.inputs if name.partition("_")[0] == "turns"]
+    if node.region is None or not policies or len(turns) != len(policies):
         yield node_error(
             node,
-            f"{node.id} needs one policy that it exchanges turns with, in a region of both",
-            found=", ".join(players) or "none",
-            hint="let the environment call the other model, or make a region for each policy"
-            if len(players) > 1
-            else None,
+            f"{node.id} needs the turns of each policy that is in its region",
+            found=", ".join(policy.id for policy in policies) or "no policy",
+        )
+    elif len({policy.attr("n") for policy in policies}) > 1:
+        yield node_error(
+            node,
+            f"the policies of {node.id} act in the same episodes",
+            found=", ".join(f"{policy.id}: n={policy.attr('n')}" for policy in policies),
+            expected="one number of episodes for each prompt",
+        )
+    readers = [e.dst for e in graph.edges if e.src == node.id and not graph.is_inner(e)]
+    for reader in map(graph.node, readers) if len(policies) > 1 else ():
+        if not isinstance(reader.attr("spec"), Turns):
+            yield node_error(
+                reader,
+                f"{reader.id} reads the turns of several policies at once",
+                found=", ".join(policy.id for policy in policies),
+                hint="use the turns of one of them: (pro, pro_scores), (con, con_scores) = "
+                "fl.interact((pro, con), game, prompts)",
+            )
+
+
+def _check_select(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """Checks that the turns of a policy are taken of an episode that it acts in."""
+    spec, edge = node.attr("spec"), graph.feeding(node.id, "rollout")
+    if not isinstance(spec, Turns) or edge is None:
+        return
+    policies = graph.generators_of(graph.node(edge.src))
+    if graph.node(edge.src).op is not Op.INTERACT or len(policies) != spec.of:
+        yield node_error(
+            node,
+            f"{node.id} takes turn {spec.policy} of {spec.of} policies of '{edge.src}'",
+            found=", ".join(policy.id for policy in policies) or "no policy",
+            expected=f"an episode of {spec.of} policies",
         )
 
 
@@ -632,6 +662,7 @@ _RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
     Op.GENERATE: _check_generate,
     Op.INTERACT: _check_interact,
     Op.PAIR: _check_join,
+    Op.SELECT: _check_select,
     Op.SCORE: _check_score,
     Op.REPLAY: _check_replay,
     Op.ADVANTAGE: _check_advantage,

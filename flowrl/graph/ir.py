@@ -299,11 +299,15 @@ class Graph:
         return next((e for e in self.in_edges(node_id) if e.argument == argument), None)
 
     def generator_of(self, node: Node) -> Node | None:
-        """Returns the `generate` node that a node is, or with which it shares its region."""
+        """Returns the `generate` node that a node is, or the first of its region."""
+        return next(iter(self.generators_of(node)), None)
+
+    def generators_of(self, node: Node) -> tuple[Node, ...]:
+        """Returns the `generate` node that a node is, or those of its region in order of turns."""
         if node.op is Op.GENERATE:
-            return node
+            return (node,)
         generates = self.of_op(Op.GENERATE) if node.region is not None else ()
-        return next((g for g in generates if g.region == node.region), None)
+        return tuple(g for g in generates if g.region == node.region)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """Returns the graph with other nodes."""

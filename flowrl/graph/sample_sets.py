@@ -15,7 +15,7 @@ from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.ids import NodeId
 from flowrl.specs import FilterSpec, SelectSpec
-from flowrl.specs.filters import Threshold
+from flowrl.specs.filters import Threshold, Turns
 
 __all__ = [
     "JOINS",
@@ -85,7 +85,10 @@ def sampling_nodes(graph: Graph, node: Node) -> tuple[Node | None, ...]:
     for edge in sample_edges(graph, node):
         source = graph.node(edge.src)
         if source.op in _ROLLOUTS:
-            found.append(graph.generator_of(source))
+            spec, generators = node.attr("spec"), graph.generators_of(source)
+            # Of an episode's turns, those of one policy; otherwise they are all by the first one.
+            place = spec.policy if isinstance(spec, Turns) else 0
+            found.append(generators[place] if place < len(generators) else None)
         else:
             found += sampling_nodes(graph, source)
     return tuple(dict.fromkeys(found)) if found or node.op is not Op.SOURCE else (None,)

@@ -59,7 +59,9 @@ def evaluated_role(graphs: Sequence[Graph]) -> RoleName | None:
         node.role
         for graph in graphs
         for node in graph.of_op(Op.UPDATE)
-        if isinstance(loss := node.attr("loss"), LossSpec) and loss.predicts == "logprobs"
+        # A loss that a traced graph leaves to the config is a policy's.
+        if (loss := node.attr("loss")) is None
+        or (isinstance(loss, LossSpec) and loss.predicts == "logprobs")
     ]
     generates = [(graph, node) for graph in graphs for node in graph.of_op(Op.GENERATE)]
     of_data = {node.role for graph, node in generates if parents_of(graph, node) is None}

@@ -254,7 +254,10 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             arguments=(
                 Argument(name="prompts", fields=(PROMPT,)),
                 Argument(
-                    name="turns", fields=(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS), inner=True
+                    name="turns",
+                    fields=(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS),
+                    inner=True,
+                    many=True,
                 ),
             ),
             outputs=(OBSERVATION, *_SAMPLES, ROLLOUT_LOGPROBS, *_EPISODE, SCORE),

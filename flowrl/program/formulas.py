@@ -56,7 +56,7 @@ from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Replay, Scalar, SelectSpec
 from flowrl.specs.advantage import OptimalTokenBaseline, Per, ReinforcePP, ReMax, UserAdvantage
-from flowrl.specs.filters import BestAndWorst
+from flowrl.specs.filters import BestAndWorst, Turns
 from flowrl.specs.maps import UserMap, WeightedSum, split_key
 
 __all__ = [
@@ -240,7 +240,7 @@ def add_subset(
     reads = reads_of(name, {"rollout": (rollout, Rollout), "scores": (scores, Scores)})
     node = tracer.add(
         op,
-        name=str(op),
+        name="turns" if isinstance(spec, Turns) else str(op),
         reads=reads,
         outputs=(*rollout.fields, PREFERRED if isinstance(spec, BestAndWorst) else SCORE),
         attrs={"spec": check_spec(name, spec)},

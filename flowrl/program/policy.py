@@ -2,6 +2,7 @@
 
     rollout = actor.generate(prompts)
     rollout, scores = fl.interact(actor, game, prompts, n=8, max_turns=4)
+    (mine, my_scores), (theirs, their_scores) = fl.interact((pro, con), debate, prompts)
 
 In a rollout of several turns, policy and environment are two roles, which may be placed apart. They
 exchange turns and observations, sample by sample, until the environment is done. Tokens of the
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast, overload
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Op
@@ -27,6 +28,7 @@ from flowrl.graph.signatures import (
     TURN,
     WEIGHTS,
 )
+from flowrl.program.formulas import add_subset
 from flowrl.program.handles import (
     Advantages,
     Handle,
@@ -49,6 +51,7 @@ from flowrl.program.source import user_line
 from flowrl.program.sums import Sum
 from flowrl.program.tracer import Read
 from flowrl.specs import KL, Grammar, LossSpec, Sampling
+from flowrl.specs.filters import Turns
 
 __all__ = ["MAX_OBSERVATION_TOKENS", "Policy", "interact"]
 
@@ -294,16 +297,44 @@ def _sampling_attrs(
 MAX_OBSERVATION_TOKENS = 64
 """Tokens of an observation where the program does not say."""
 
-SECOND_PLAYER = (
-    "let the environment call the other model (a server, say), or give each policy an fl.interact "
-    "of its own"
-)
-"""The hint where two models are to act in one episode."""
+_Taken: TypeAlias = tuple[Rollout, Scores]
+
+
+@overload
+def interact(
+    policy: Policy,
+    environment: Environment,
+    prompts: Prompts,
+    n: int | None = None,
+    *,
+    max_turns: int = ...,
+    max_observation_tokens: int = ...,
+    sampling: Sampling | None = ...,
+    temperature: float | None = ...,
+    max_tokens: int | None = ...,
+    grammar: Grammar | None = ...,
+) -> _Taken: ...
+
+
+@overload
+def interact(
+    policy: Sequence[Policy],
+    environment: Environment,
+    prompts: Prompts,
+    n: int | None = None,
+    *,
+    max_turns: int = ...,
+    max_observation_tokens: int = ...,
+    sampling: Sampling | None = ...,
+    temperature: float | None = ...,
+    max_tokens: int | None = ...,
+    grammar: Grammar | None = ...,
+) -> tuple[_Taken, ...]: ...
 
 
 @operation
 def interact(
-    policy: Policy,
+    policy: Policy | Sequence[Policy],
     environment: Environment,
     prompts: Prompts,
     n: int | None = None,
@@ -314,15 +345,16 @@ def interact(
     temperature: float | None = None,
     max_tokens: int | None = None,
     grammar: Grammar | None = None,
-) -> tuple[Rollout, Scores]:
+) -> _Taken | tuple[_Taken, ...]:
     """`n` episodes for each prompt.
 
     Args:
-        policy: Who acts: each turn is one response.
+        policy: Who acts: each turn is one response. Of several, `(pro, con)`, each takes a turn
+            after the one before it, in turns.
         environment: Who answers: an observation, a reward, and whether the episode is over.
         prompts: Tasks; an episode begins with the prompt and the environment's first observation.
         n: Episodes for each prompt; `train.group_size` of the config where it is None.
-        max_turns: Turns of the policy at most.
+        max_turns: Turns at most, of all policies together.
         max_observation_tokens: Tokens of an observation at most; a longer one ends the episode.
         sampling: Sampling options; `max_tokens` is of one turn.
         temperature: This option alone, as `max_tokens` is.
@@ -330,14 +362,20 @@ def interact(
 
     Returns:
         The rollout, whose response mask leaves observations out, and the sum of each episode's
-        rewards. The rollout also knows turns and their rewards, for advantages per turn.
+        rewards. The rollout also knows turns and their rewards, for advantages per turn. Of several
+        policies a pair of these for each, with its own turns in the mask and its own rewards.
     """
     name = "fl.interact"
-    _check_roles(name, policy, environment)
+    policies = _acting(name, policy, environment)
     check_whole(name, "max_turns", max_turns)
     check_whole(name, "max_observation_tokens", max_observation_tokens)
-    tracer = policy._begin(Op.GENERATE)
-    environment._begin(Op.INTERACT)
+    if max_turns < len(policies):
+        raise refuse_argument(
+            name, "max_turns", max_turns, f"at least {len(policies)}, a turn of each policy"
+        )
+    tracer = environment._begin(Op.INTERACT)
+    for each in policies:
+        each._begin(Op.GENERATE)
     attrs = _sampling_attrs(
         name, n, sampling, grammar, temperature=temperature, max_tokens=max_tokens
     )
@@ -350,38 +388,59 @@ def interact(
         reads=reads_of(name, {"prompts": (prompts, Prompts)}),
         attrs={"max_turns": max_turns, "max_observation_tokens": max_observation_tokens},
     )
-    turns = tracer.add(
-        Op.GENERATE,
-        name=f"{policy.name}.generate",
-        role=policy.name,
-        region=region,
-        reads={"observation": Read(episodes, (OBSERVATION,))},
-        attrs=attrs,
+    turns = [
+        tracer.add(
+            Op.GENERATE,
+            name=f"{each.name}.generate",
+            role=each.name,
+            region=region,
+            reads={"observation": Read(episodes, (OBSERVATION,))},
+            attrs=attrs,
+        )
+        for each in policies
+    ]
+    tracer.feed(
+        episodes,
+        {
+            "turns" if place == 1 else f"turns_{place}": Read(node, _SAMPLES)
+            for place, node in enumerate(turns, 1)
+        },
     )
-    tracer.feed(episodes, "turns", Read(turns, _SAMPLES))
     fields = (*_SAMPLES, TURN, TOKEN_REWARD, STATE)
-    return Rollout(tracer, episodes, fields), Scores(tracer, episodes, (SCORE,))
-
-
-def _check_roles(name: str, policy: object, environment: object) -> None:
-    """Raises TraceError unless one policy acts in one environment."""
-    collections = (list, tuple, set, frozenset, dict)
-    learns = isinstance(environment, Role) and environment.learns
-    # Rather than two roles in the wrong order.
-    are_two = not isinstance(policy, Environment) and (
-        learns or isinstance(policy, collections) or isinstance(environment, collections)
+    rollout, scores = Rollout(tracer, episodes, fields), Scores(tracer, episodes, (SCORE,))
+    if isinstance(policy, Policy):
+        return rollout, scores
+    return tuple(
+        add_subset(Op.SELECT, Turns(policy=place, of=len(policies)), rollout, scores)
+        for place in range(len(policies))
     )
-    for value, kind, argument in (
-        (policy, Policy, "policy"),
-        (environment, Environment, "environment"),
-    ):
-        if not isinstance(value, kind):
-            expected = f"{kind.kind}, a role of the workflow"
-            if are_two:
-                expected = f"one policy and one environment: here {expected}"
-            hint = SECOND_PLAYER if are_two else None
-            if isinstance(value, collections) and kind is Environment:
-                each = value.values() if isinstance(value, dict) else value
-                if all(isinstance(one, Environment) for one in each):
-                    hint = "call fl.interact once for each environment, and update on each rollout"
-            raise refuse_argument(name, argument, value, expected, hint)
+
+
+_APART = (
+    "policies that take turns are one argument and the environment another: "
+    "fl.interact((pro, con), game, prompts)"
+)
+
+
+def _acting(name: str, policy: object, environment: object) -> tuple[Policy, ...]:
+    """Returns the policies of an episode; raises TraceError unless they act in one environment."""
+    policies = tuple(policy) if isinstance(policy, list | tuple) and policy else (policy,)
+    for each in policies:
+        if not isinstance(each, Policy):
+            expected = "a policy, a role of the workflow"
+            if not isinstance(policy, Role):
+                expected += ", or several that take turns: (pro, con)"
+            raise refuse_argument(name, "policy", policy, expected)
+    if not isinstance(environment, Environment):
+        expected, hint = "an environment, a role of the workflow", None
+        if isinstance(environment, list | tuple | set | frozenset | dict):
+            several = environment.values() if isinstance(environment, dict) else environment
+            hint = _APART
+            if all(isinstance(one, Environment) for one in several):
+                hint = "call fl.interact once for each environment, and update on each rollout"
+        elif isinstance(environment, Policy):
+            hint = _APART
+        elif isinstance(environment, Role) and environment.learns:
+            hint = "let the environment call that model (a server, say)"
+        raise refuse_argument(name, "environment", environment, expected, hint)
+    return cast("tuple[Policy, ...]", policies)

@@ -18,6 +18,7 @@ from flowrl.graph.sample_sets import results
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.source import user_line
+from flowrl.specs.filters import Turns
 
 __all__ = ["Call", "Read", "Tracer", "active_tracer", "is_eager", "tracing"]
 
@@ -122,11 +123,12 @@ class Tracer:
             self.completed((self._nodes[node_id],))
         return node_id
 
-    def feed(self, node_id: NodeId, argument: str, read: Read) -> None:
-        """Adds an argument to an existing node: the edge that closes a region's cycle."""
+    def feed(self, node_id: NodeId, reads: Mapping[str, Read]) -> None:
+        """Adds arguments to an existing node: the edges that close a region's cycles."""
         node = self._nodes[node_id]
-        self._nodes[node_id] = replace(node, inputs=(*node.inputs, argument))
-        self._connect(node_id, argument, read)
+        self._nodes[node_id] = replace(node, inputs=(*node.inputs, *reads))
+        for argument, read in reads.items():
+            self._connect(node_id, argument, read)
         self.completed(tuple(n for n in self._nodes.values() if n.region == node.region))
 
     def completed(self, nodes: tuple[Node, ...]) -> None:
@@ -259,6 +261,7 @@ class Tracer:
             if regions[edge.dst] is None or regions[edge.src] != regions[edge.dst]
         }
         asked = {node.role for node in self.nodes if node.op is not Op.SYNC}
+        other_turns = self._turns_of_others(read)
         for node in self.nodes:
             inside = node.region is not None and node.op is not Op.INTERACT
             if node.op is Op.SYNC and node.role not in asked:
@@ -269,7 +272,8 @@ class Tracer:
                     hint=f"use {node.role}, or leave {node.id} out "
                     "(inside `if kl:` where only some settings need it)",
                 )
-            if node.op in _SINKS or node.id in read or node.id in results or inside:
+            is_known = node.op in _SINKS or node.id in results or node.id in other_turns
+            if is_known or node.id in read or inside:
                 continue
             if node.op is Op.SOURCE and not node.inputs:
                 raise TraceError(
@@ -284,6 +288,13 @@ class Tracer:
                 hint="pass it to another operation, or remove the call "
                 "(inside `if kl:` where only some settings need it)",
             )
+
+    def _turns_of_others(self, read: Collection[NodeId]) -> set[NodeId]:
+        """Returns the turns of policies in episodes of which another policy's turns are read."""
+        turns = [n for n in self.nodes if isinstance(n.attr("spec"), Turns)]
+        episodes = {n.id: self.edges_into(n.id)[0].src for n in turns}
+        used = {episodes[n.id] for n in turns if n.id in read}
+        return {n.id for n in turns if episodes[n.id] in used}
 
 
 @contextmanager

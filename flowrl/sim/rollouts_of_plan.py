@@ -63,10 +63,21 @@ def _shape(node: Node, player: Node) -> EpisodeShape:
 
 
 def player_of(graph: Graph, node: Node) -> Node:
-    """Who draws: of episodes, the policy that takes the turns."""
-    if node.op is Op.GENERATE:
-        return node
-    return next(g for g in graph.of_op(Op.GENERATE) if g.region == node.region)
+    """Who draws: of episodes, the policy that takes the turns.
+
+    Raises:
+        ConfigError: several policies do.
+    """
+    player, *others = graph.generators_of(node)
+    if others:
+        raise ConfigError(
+            f"simulations support one policy that takes turns, and {node.id} has {len(others) + 1}",
+            where=str(node.source or node.id),
+            found=", ".join(each.id for each in (player, *others)),
+            hint="simulate the workflow with one of them, whose environment is given the time of "
+            "the others (plan.environments)",
+        )
+    return player
 
 
 def origins_of(graph: Graph) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flowrl.specs.base import Count, Finite, FromZero, Spec, Wrong, option
+from flowrl.specs.base import Count, CountFromZero, Finite, FromZero, Spec, Wrong, option
 
 __all__ = [
     "BestAndWorst",
@@ -20,6 +20,7 @@ __all__ = [
     "SelectSpec",
     "Threshold",
     "Top",
+    "Turns",
     "ZeroVariance",
 ]
 
@@ -134,3 +135,26 @@ class RandomK(SelectSpec):
 
     k: Count
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns(SelectSpec):
+    """Keeps of each episode the turns of one of its policies, in the response mask.
+
+    The score of an episode is the sum of the rewards of these turns. Episodes in which that policy
+    took no turn are left out.
+
+    Attributes:
+        policy: Place of the policy among those that take turns, from 0.
+        of: Policies that take turns, in order.
+    """
+
+    kind: ClassVar[str] = "turns"
+
+    policy: CountFromZero
+    of: Count
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields a place that is none of theirs."""
+        if self.policy >= self.of:
+            yield "policy", self.policy, f"a number below of={self.of}"

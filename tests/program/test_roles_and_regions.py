@@ -17,6 +17,9 @@ from flowrl.graph import (
     sample_sets,
     verify,
 )
+from flowrl.graph.sample_sets import sampling_node
+from flowrl.passes import Context, run_passes
+from flowrl.specs.filters import Turns
 
 
 @fl.workflow
@@ -215,17 +218,23 @@ def test_roles_are_told_apart_at_the_call():
 
 
 @pytest.mark.parametrize(
-    ("players", "argument", "found"),
+    ("players", "argument", "found", "said"),
     [
-        (lambda red, blue, game, _: ([red, blue], game), "policy", "[<fl.Policy red>"),
-        (lambda red, blue, game, _: ({"me": red, "them": blue}, game), "policy", "{'me': <fl"),
-        (lambda red, blue, game, _: (red, blue), "environment", "the role 'blue'"),
-        (lambda red, blue, game, _: (red, (game, blue)), "environment", "(<fl.Environment game>"),
-        (lambda red, blue, game, judge: (red, judge), "environment", "the role 'judge'"),
+        (lambda red, blue, game, _: ({"me": red}, game), "policy", "{'me': <fl", "(pro, con)"),
+        (
+            lambda red, blue, game, _: ((red, game), game),
+            "policy",
+            "(<fl.Policy red>",
+            "(pro, con)",
+        ),
+        (lambda red, blue, game, _: ([], game), "policy", "[]", "(pro, con)"),
+        (lambda red, blue, game, _: (red, blue), "environment", "the role 'blue'", "(pro, con)"),
+        (lambda red, blue, game, _: (red, (game, blue)), "environment", "(<fl.Env", "(pro, con)"),
+        (lambda red, blue, game, judge: (red, judge), "environment", "the role 'judge'", "server"),
     ],
 )
 def test_two_models_that_act_in_one_episode_are_told_where_the_other_one_goes(
-    players, argument, found
+    players, argument, found, said
 ):
     def duel(
         prompts: fl.Prompts,
@@ -240,8 +249,61 @@ def test_two_models_that_act_in_one_episode_are_told_where_the_other_one_goes(
     error = refusal(duel)
     assert f"fl.interact cannot take this '{argument}'" in str(error)
     assert str(error.found).startswith(found)
-    assert str(error.expected).startswith("one policy and one environment: here a")
-    assert "let the environment call the other model" in str(error.hint)
+    assert said in f"{error.expected}; {error.hint}"
+
+
+def debated(*, max_turns: int = 4) -> fl.Workflow:
+    @fl.workflow
+    def debate(prompts: fl.Prompts, red: fl.Policy, blue: fl.Policy, game: fl.Environment):
+        (mine, my_scores), _ = fl.interact((red, blue), game, prompts, max_turns=max_turns)
+        red.update(mine, my_scores)
+
+    return debate
+
+
+def test_policies_that_take_turns_each_have_their_turns_and_scores():
+    graph = debated().trace()
+    assert [edge.src for edge in graph.in_edges("game.interact")] == [
+        "prompts",
+        "red.generate",
+        "blue.generate",
+    ]
+    assert parse(format_graph(graph)) == parse(format_graph(parse(format_graph(graph))))
+    assert graph_from_json(graph_to_json(graph)) == graph
+    lowered = run_passes(graph, Context())
+    # Nothing learns from the turns of the other one, and it still generates them.
+    assert [node.id for node in lowered.of_op(Op.SELECT)] == ["turns"]
+    assert lowered.node("blue.generate").region == lowered.node("game.interact").region
+    assert sampling_node(lowered, lowered.node("red.update")).role == "red"
+
+
+def test_an_episode_has_a_turn_for_each_policy():
+    error = refusal(debated(max_turns=1).function)
+    assert error.what.startswith("fl.interact cannot take this 'max_turns'")
+    assert error.expected == "at least 2, a turn of each policy"
+
+
+def test_the_turns_of_several_policies_are_no_rollout_of_one():
+    graph = debated().trace()
+    update = graph.node("red.update")
+    whole = replace(
+        graph,
+        edges=[
+            replace(edge, src="game.interact") if edge.dst == update.id else edge
+            for edge in graph.edges
+        ],
+    )
+    with pytest.raises(GraphError, match="reads the turns of several policies at once"):
+        verify(whole)
+    other = graph.node("turns").with_attrs(spec=Turns(policy=2, of=3))
+    with pytest.raises(GraphError, match=r"takes turn 2 of 3 policies of 'game\.interact'"):
+        verify(graph.replacing(other))
+
+
+def test_policies_of_an_episode_have_as_many_of_them():
+    graph = debated().trace()
+    with pytest.raises(GraphError, match="act in the same episodes"):
+        verify(graph.replacing(graph.node("blue.generate").with_attrs(n=3)))
 
 
 @pytest.mark.parametrize("several", [lambda *games: {"a": games[0]}, lambda *games: list(games)])
@@ -253,14 +315,13 @@ def test_several_environments_each_have_an_interact(several):
     assert refusal(played).hint.startswith("call fl.interact once for each environment")
 
 
-def test_a_region_of_two_policies_is_no_graph():
+def test_a_region_that_reads_the_turns_of_one_of_its_policies_alone_is_no_graph():
     graph = game.trace()
     other = replace(graph.node("actor.generate"), id="actor.generate.2")
     edges = [replace(edge, dst=other.id) for edge in graph.in_edges("actor.generate")]
     doubled = replace(graph, nodes=(*graph.nodes, other), edges=(*graph.edges, *edges))
-    with pytest.raises(GraphError, match="needs one policy that it exchanges turns with") as caught:
+    with pytest.raises(GraphError, match="needs the turns of each policy that is in its region"):
         verify(doubled)
-    assert "let the environment call the other model" in str(caught.value.hint)
 
 
 def test_a_grammar_is_part_of_the_rollout():

@@ -52,6 +52,21 @@ def games_of(runs: Path, **changes: Any) -> dict[str, Any]:
     return config
 
 
+def debates_of(runs: Path, **changes: Any) -> dict[str, Any]:
+    """The configuration of `debate`: two policies of one model, and a court."""
+    config = config_of("debate", runs, **changes)
+    court = str(Path(__file__).with_name("court.py:Court"))
+    config["roles"] = {
+        "pro": config["roles"]["actor"],
+        "con": {"backend": "torch", "copy_of": "pro"},
+        "court": {"backend": "environment", "environment": court, "timeout_s": 60.0},
+    }
+    config["rewards"] = {}
+    config["train"] |= {"sampling": {"max_tokens": 1}, "mini_batches": 1}
+    config["eval"]["metric"] = "con_score"
+    return config
+
+
 @fl.workflow
 def actor_critic(
     prompts: fl.Prompts,
@@ -310,6 +325,17 @@ def scored_by(role: str, program: str, runs: Path, **changes: Any) -> dict[str, 
     return {**config, "eval": {**config["eval"], "score": role}}
 
 
+@fl.workflow
+def debate(prompts: fl.Prompts, *, pro: fl.Policy, con: fl.Policy, court: fl.Environment) -> None:
+    """Two policies take turns in one episode, and each learns from its own."""
+    (mine, my_scores), (theirs, their_scores) = fl.interact(
+        (pro, con), court, prompts, max_turns=4, max_observation_tokens=1
+    )
+    loss = fl.loss.policy_clip(0.2)
+    for policy, turns, scores in ((pro, mine, my_scores), (con, theirs, their_scores)):
+        policy.update(turns, advantages=fl.advantage.group_relative(scores), loss=loss)
+
+
 CONFIGS: Mapping[str, Any] = {
     **{
         program: lambda runs, program=program, **changes: config_of(program, runs, **changes)
@@ -336,5 +362,6 @@ CONFIGS: Mapping[str, Any] = {
     },
     "two_rewards": lambda runs, **changes: scored_by("verifier", "two_rewards", runs, **changes),
     "guessing": games_of,
+    "debate": debates_of,
 }
 """For each program, what makes its configuration."""

@@ -23,6 +23,7 @@ from flowrl.ids import GroupId
 from flowrl.observe.display import SilentDisplay
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.setup.evaluation import HeldOutSet, evaluation_row, held_out_sets
+from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import CtrlC, tiny_config
 
 ITEMS = tuple(
@@ -157,6 +158,18 @@ def test_eval_of_a_run_repeats_its_last_measurement(
     assert [(row["name"], row["metrics"]) for row in measured["sets"]] == [
         (row["name"], row["metrics"]) for row in last
     ]
+
+
+@pytest.mark.parametrize("program", ["debate", "two_learners"])
+def test_eval_repeats_the_last_measurement_of_runs_whose_policies_are_copies_or_take_turns(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Their updates leave the loss to the config, too."""
+    folder = fl.run(None, CONFIGS[program](tmp_path), display=SilentDisplay()).folder
+    evaluate.run(folder, None, [], as_json=True)
+    (measured,) = json.loads(capsys.readouterr().out)["sets"]
+    last = list(read_json_lines(folder / "evaluations.jsonl"))[-1]
+    assert measured["metrics"] == last["metrics"]
 
 
 def test_eval_takes_the_newest_checkpoint_of_a_run_that_has_not_ended(

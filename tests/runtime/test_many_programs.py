@@ -261,6 +261,29 @@ def test_episodes_are_evaluated_by_what_their_environment_measures(tmp_path: Pat
     assert all(1 <= row.num_tokens <= 3 for row in rows)  # a turn is one token
 
 
+def test_policies_that_take_turns_learn_each_from_its_own(tmp_path: Path):
+    result = run_of("debate", tmp_path)
+    rows = list(RunFolder.open(result.folder).samples())
+    assert {(row.rollout, row.end) for row in rows} == {("court.interact", "consumed")}
+    for row in rows:
+        said = row.response.split("+")
+        assert row.num_tokens == 4
+        assert row.terms["pro_score"] == -row.terms["con_score"] == row.score
+        assert len(said) >= 4  # a policy may say the court's own word
+        if all(word.isdecimal() for word in said):
+            assert row.score == np.sign(int(said[2]) - int(said[3]))
+    for step in extras(result):
+        # Each one's tokens are of its own weights, which differ from the second step on: before
+        # its only update of a step they are those that sampled them.
+        assert step["pro/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert step["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert step["pro/num_samples"] == 16.0
+    (_, after) = RunFolder.open(result.folder).evaluations()
+    assert after.metrics["con_score"] == -after.metrics["pro_score"]
+    pro, con = weights(result.folder / "trained" / "pro"), weights(result.folder / "model")
+    assert any((pro[name] != con[name]).any() for name in con)
+
+
 def test_a_run_s_folder_says_what_each_stage_s_roles_are(tmp_path: Path):
     result = run_of("actor_critic", tmp_path)
     plan = json.loads((result.folder / "plan.actor_critic.json").read_text())

@@ -305,6 +305,7 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
         ("guessing", 1),
         ("generation", 1),
         ("replaying", 2),
+        ("debate", 2),
     ],
 )
 def test_programs_of_several_models_go_on_bit_by_bit(tmp_path: Path, program: str, step: int):

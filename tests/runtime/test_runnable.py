@@ -11,6 +11,8 @@ import flowrl as fl
 from flowrl.config.roles import RoleConfig
 from flowrl.program import Workflow
 from flowrl.runtime.local.run_checks import require_runnable
+from flowrl.sim.rollouts_of_plan import player_of
+from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
 
@@ -90,3 +92,19 @@ def test_a_stop_check_of_a_policy_that_the_stage_does_not_train_is_refused(tmp_p
     with pytest.raises(fl.ConfigError, match="stops by a measurement of role 'actor'") as caught:
         require_runnable(compiled.config, compiled.stages)
     assert "it trains student" in str(caught.value)
+
+
+def test_policies_that_take_turns_generate_in_the_main_process_and_not_ahead(tmp_path: Path):
+    config = CONFIGS["debate"](tmp_path / "runs")
+    compiled = fl.compile(None, config)
+    (stage,) = compiled.stages
+    assert [choice.engines for choice in stage.local.choices()] == [(("pro", 0), ("con", 0))]
+    ahead = fl.compile(None, config, overrides=["train.max_staleness=1"])
+    with pytest.raises(fl.ConfigError, match=r"several policies take turns in court\.interact"):
+        ahead.run(display=WatchedDisplay())
+
+
+def test_policies_that_take_turns_are_not_simulated(tmp_path: Path):
+    (stage,) = fl.compile(None, CONFIGS["debate"](tmp_path / "runs")).stages
+    with pytest.raises(fl.ConfigError, match="support one policy that takes turns"):
+        player_of(stage.graph, stage.graph.node("court.interact"))

@@ -16,7 +16,8 @@ class Step:
 
     Attributes:
         observation: The input of the policy before its next turn: text, or an array of token ids.
-        reward: The reward of this turn; an episode's score is the sum of its rewards.
+        reward: The reward of this turn; an episode's score is the sum of its rewards. Of several
+            policies that take turns, also a tuple with one for each, in their order.
         done: True if the episode is over; then the observation is for logs only.
         state: A name for the current state of the environment, for advantages that compare turns
             which began in the same state.
@@ -27,7 +28,7 @@ class Step:
     """
 
     observation: Said = ""
-    reward: float = 0.0
+    reward: float | tuple[float, ...] = 0.0
     done: bool = False
     state: EnvironmentState = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -42,7 +42,7 @@ from flowrl.runtime.driver.batch_nodes import (
     train_batch,
     update_spec,
 )
-from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
+from flowrl.runtime.driver.filters import make_subset, make_turns, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, is_due, role_of
 from flowrl.runtime.driver.joins import make_pairs
 from flowrl.runtime.driver.payloads import (
@@ -58,6 +58,7 @@ from flowrl.runtime.driver.sums import aligned, merged
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
+from flowrl.specs.filters import Turns
 from flowrl.specs.loss import DPO, BradleyTerry
 
 __all__ = ["BatchProgram", "StepContext"]
@@ -270,7 +271,11 @@ class BatchProgram:
         make_subset(inputs, step, rows_kept(inputs))
 
     def _select(self, inputs: NodeInputs, step: StepBatch) -> None:
-        make_subset(inputs, step, rows_selected(inputs))
+        spec = inputs.node.attr("spec")
+        if isinstance(spec, Turns):
+            make_turns(inputs, step, spec)
+        else:
+            make_subset(inputs, step, rows_selected(inputs))
 
     def _replay(self, node: Node, step: StepBatch, samples: SampleSet | None) -> None:
         """Takes up the samples of this step, which may be none, and returns earlier ones."""

@@ -12,6 +12,7 @@ the fields that the node passes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ from flowrl.runtime.driver.payloads import (
     scores_by,
 )
 from flowrl.specs import FilterSpec, SelectSpec
+from flowrl.specs.filters import Turns
 
 __all__ = [
     "GroupJudge",
@@ -41,6 +43,7 @@ __all__ = [
     "group_sizes",
     "kept_groups",
     "make_subset",
+    "make_turns",
     "rows_kept",
     "rows_selected",
 ]
@@ -200,6 +203,22 @@ def make_subset(inputs: NodeInputs, step: StepBatch, rows: Ints) -> SampleSet:
             # Of each pair that a selection makes, the first sample is the preferred one.
             step.values[node.id, field.name] = np.arange(len(rows)) % 2 == 0
     return chosen
+
+
+def make_turns(inputs: NodeInputs, step: StepBatch, spec: Turns) -> None:
+    """Puts the episodes into the step as they are for one policy: its turns and its rewards."""
+    turn, reward = inputs.sequences.turn, inputs.sequences.token_reward
+    assert turn is not None  # the verifier of graphs proves that these are episodes
+    assert reward is not None
+    own = inputs.sequences.response_mask & (turn % spec.of == spec.policy)
+    starts = inputs.sequences.offsets[:-1]
+    rows = np.flatnonzero(np.logical_or.reduceat(own, starts))
+    made = make_subset(inputs, step, rows)
+    mask = own[inputs.sequences.places(rows.tolist())]
+    sequences = replace(made.sequences, response_mask=mask)
+    step.sets[inputs.node.id] = replace(made, sequences=sequences)
+    sums = np.add.reduceat(np.where(own, reward, 0.0).astype(np.float64), starts)
+    step.values[inputs.node.id, "score"] = sums[rows].astype(np.float32)
 
 
 def _argument_of(inputs: NodeInputs, node: Node, field: str) -> str | None:

@@ -49,7 +49,8 @@ class RolloutPart:
 
     Attributes:
         node: The `generate` or `interact` whose samples they are.
-        generate_node: The `generate` that samples tokens: `node`, or the one of its region.
+        turn_nodes: The `generate` nodes that sample tokens: `node`, or those of its region in order
+            of their turns.
         source: The data whose prompts are answered, by its parents or theirs where it answers
             prompts that are made of samples.
         prompts: The node that makes prompts of samples for it; None where it answers the data's.
@@ -65,7 +66,7 @@ class RolloutPart:
     """
 
     node: Node
-    generate_node: Node
+    turn_nodes: tuple[Node, ...]
     source: NodeId
     prompts: Node | None
     parent: NodeId | None
@@ -77,6 +78,11 @@ class RolloutPart:
     maps: tuple[Node, ...]
     kept: NodeId
     whole: bool
+
+    @property
+    def generate_node(self) -> Node:
+        """The `generate` whose engine has the samples: that of the first turn."""
+        return self.turn_nodes[0]
 
 
 class GraphParts:
@@ -190,7 +196,7 @@ class GraphParts:
         maps = {m for f in on_way for m in self._maps_before([self._by_id[f]])}
         return RolloutPart(
             node=node,
-            generate_node=self._generate_node(node),
+            turn_nodes=self.graph.generators_of(node),
             source=source.id,
             prompts=None if parents is None else self._by_id[prompts.src],
             parent=None if parents is None else self._origins[parents.id],
@@ -211,12 +217,6 @@ class GraphParts:
             kept=kept,
             whole=len(sets) > 1,
         )
-
-    def _generate_node(self, node: Node) -> Node:
-        if node.op is Op.GENERATE:
-            return node
-        (generate_node,) = (g for g in self.graph.of_op(Op.GENERATE) if g.region == node.region)
-        return generate_node
 
     def chain(self, node: Node) -> tuple[NodeId, ...]:
         """Returns a filter and those before it whose set it reads, last first."""

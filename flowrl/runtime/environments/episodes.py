@@ -15,6 +15,8 @@ after
 - An episode ends with `stop` when the environment is done; with `length` after `max_turns`, or
   when an observation is longer than its limit or leaves no space for another turn; for these two
   the sample has the term `CUT_OBSERVATION` or `CUT_LENGTH`.
+- Several policies take turns in their order, each by its own engine. All continue from the same
+  tokens, so they have one tokenizer.
 - An aborted episode keeps nothing and restarts from the reset: an environment cannot be set back to
   the middle. So does one whose environment was lost.
 - An episode that its environment cannot finish ends with `FinishedEpisode.failure`.
@@ -27,6 +29,7 @@ even the batches that the engine decodes are the same in every run.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -47,7 +50,7 @@ from flowrl.backend.environment import (
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import BackendError, DataError
-from flowrl.ids import GroupId, SampleId
+from flowrl.ids import GroupId, RoleName, SampleId
 from flowrl.runtime.environments.pool import Answered, EnvironmentPool, EpisodeLost
 from flowrl.runtime.environments.transcript import (
     CUT_LENGTH,
@@ -107,6 +110,9 @@ class EpisodeEngine:
 
     Args:
         engine: Generates the policy's turns; used by this engine only.
+        policies: The policies that take turns, in order; the first one's engine is `engine`.
+        others: The engines of the other policies, in order; used by this engine only, but that
+            one may be another's.
         environments: Answers them; used by this engine only.
         tokenizer: The policy's.
         item_of: The prompt of a sample, with its data row.
@@ -125,6 +131,8 @@ class EpisodeEngine:
         self,
         *,
         engine: GenerateBackend,
+        policies: tuple[RoleName, ...] = (),
+        others: Sequence[GenerateBackend] = (),
         environments: EnvironmentPool,
         tokenizer: Tokenizer,
         item_of: Callable[[SampleId], PromptItem],
@@ -136,7 +144,9 @@ class EpisodeEngine:
         num_slots: int | None = None,
         patience_s: float = 0.25,
     ) -> None:
-        self._engine = engine
+        self._policies = policies
+        self._turn_engines = (engine, *others)
+        self._engines = tuple(dict.fromkeys(self._turn_engines))
         self._environments = environments
         self._tokenizer = tokenizer
         self._item_of = item_of
@@ -151,8 +161,9 @@ class EpisodeEngine:
         self._numbers = itertools.count()
         self._episodes: dict[SampleId, _Episode] = {}
         self._ended: list[Finished] = []
-        self._turns: list[GenerateRequest] = []  # to be generated, not yet with the engine
-        self._num_generating = 0
+        # To be generated, not yet with an engine; and how many each engine has.
+        self._turns: list[tuple[GenerateBackend, GenerateRequest]] = []
+        self._generating: Counter[GenerateBackend] = Counter()
         self._encoded: dict[str, Ints] = {"": _NO_INTS}
         self._samplings: dict[tuple[Sampling, int, int], Sampling] = {}
 
@@ -185,7 +196,11 @@ class EpisodeEngine:
             seen.add(request.sample)
         for request in requests:
             item = self._item_of(request.sample)
-            self._episodes[request.sample] = _Episode(request=request, number=next(self._numbers))
+            self._episodes[request.sample] = _Episode(
+                request=request,
+                number=next(self._numbers),
+                transcript=Transcript(policies=self._policies),
+            )
             self._environments.start(
                 EpisodeStart(
                     sample=request.sample,
@@ -199,33 +214,37 @@ class EpisodeEngine:
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """See `GenerateBackend`; the ends, without tokens, are reported by `poll`."""
-        generating: list[SampleId] = []
+        generating: dict[GenerateBackend, list[SampleId]] = {}
         for sample in samples:
             episode = self._episodes.get(sample)
             if episode is None or episode.aborting:
                 continue
             if episode.phase is _Phase.GENERATING:
                 episode.aborting = True
-                generating.append(sample)
+                generating.setdefault(self._engine_of(episode), []).append(sample)
             else:
                 self._end_aborted(episode)
-        if generating:
-            self._engine.abort(generating)
+        for engine, aborted in generating.items():
+            engine.abort(aborted)
 
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
         """See `GenerateBackend`; returns also when nothing is left to do but to wait."""
         self._take_answers(timeout_s)
-        if self._turns:
-            turns, self._turns = self._turns, []
-            self._engine.submit(turns)
-        progress = self._generate_turn(timeout_s) if self._num_generating else []
+        turns, self._turns = self._turns, []
+        progress: list[Progress] = []
+        for engine in self._engines:
+            if own := [request for asked, request in turns if asked is engine]:
+                engine.submit(own)
+        for engine in self._engines:
+            if self._generating[engine]:
+                progress += self._generate_turn(engine, timeout_s)
         self._environments.flush()
         ended, self._ended = self._ended, []
         return [*progress, *ended]
 
     def publish(self, version: int, weights: Path | None) -> None:
         """See `GenerateBackend`; episodes under way go on with the new weights."""
-        self._engine.publish(version, weights)
+        self._turn_engines[0].publish(version, weights)
 
     def sleep(self) -> None:
         """See `GenerateBackend`.
@@ -239,23 +258,26 @@ class EpisodeEngine:
                 found=f"{len(self._episodes)} episodes",
                 hint="abort them or poll until they end",
             )
-        self._engine.sleep()
+        for engine in self._engines:
+            engine.sleep()
 
     def wake(self) -> None:
         """See `GenerateBackend`."""
-        self._engine.wake()
+        for engine in self._engines:
+            engine.wake()
 
     def restart(self) -> None:
-        """Restarts the engine below, if it can be restarted; all episodes are gone.
+        """Restarts the engines below, if they can be restarted; all episodes are gone.
 
         Raises:
-            BackendError: it cannot be.
+            BackendError: one cannot be.
         """
-        if not isinstance(self._engine, Restartable):
-            raise BackendError(
-                "the engine below cannot be restarted", found=type(self._engine).__name__
-            )
-        self._engine.restart()
+        for engine in self._engines:
+            if not isinstance(engine, Restartable):
+                raise BackendError(
+                    "the engine below cannot be restarted", found=type(engine).__name__
+                )
+            engine.restart()
         self.close()
 
     def close(self) -> None:
@@ -266,7 +288,7 @@ class EpisodeEngine:
         self._environments.flush()
         self._ended.clear()
         self._turns.clear()
-        self._num_generating = 0
+        self._generating.clear()
 
     def describe(self) -> str:
         """Returns who waits for whom, in one line, or "". May be called from any thread."""
@@ -284,7 +306,7 @@ class EpisodeEngine:
         if not environments.num_pending:
             self._patient = True
             return
-        idle = not self._num_generating and not self._turns and not self._ended
+        idle = not self._generating.total() and not self._turns and not self._ended
         if self._patient or idle:
             self._patient = environments.settle(min(self._patience_s, timeout_s))
         if idle:
@@ -330,7 +352,10 @@ class EpisodeEngine:
 
     def _go_on(self, episode: _Episode, outcome: Outcome) -> None:
         transcript = episode.transcript
-        transcript.reward(outcome.reward, outcome.metrics)
+        wrong = transcript.reward(outcome.reward, outcome.metrics)
+        if wrong is not None:
+            self._fail(episode, wrong)
+            return
         if outcome.done or transcript.num_turns >= self._max_turns:
             if self._send_turn(episode, outcome.observation):
                 reason = FinishReason.STOP if outcome.done else FinishReason.LENGTH
@@ -411,17 +436,21 @@ class EpisodeEngine:
         )
         episode.phase = _Phase.GENERATING
         episode.number = next(self._numbers)
-        self._num_generating += 1
-        self._turns.append(
-            replace(
-                request,
-                attempt=episode.number,
-                prompt=episode.context,
-                response=have,
-                sampling=self._sampling(request.sampling, len(have), limit),
-                grammar_from=len(have),
-            )
+        turn = replace(
+            request,
+            attempt=episode.number,
+            prompt=episode.context,
+            response=have,
+            sampling=self._sampling(request.sampling, len(have), limit),
+            grammar_from=len(have),
         )
+        engine = self._engine_of(episode)
+        self._generating[engine] += 1
+        self._turns.append((engine, turn))
+
+    def _engine_of(self, episode: _Episode) -> GenerateBackend:
+        """Returns the engine of the policy whose turn it is."""
+        return self._turn_engines[episode.transcript.num_turns % len(self._turn_engines)]
 
     def _sampling(self, sampling: Sampling, have: int, limit: int) -> Sampling:
         """Returns the options of a turn after `have` tokens; one object for equal options."""
@@ -433,16 +462,16 @@ class EpisodeEngine:
             self._samplings[key] = found
         return found
 
-    def _generate_turn(self, timeout_s: float) -> list[Progress]:
-        """Lets the engine decode, and hands the turns that ended to the environment."""
+    def _generate_turn(self, engine: GenerateBackend, timeout_s: float) -> list[Progress]:
+        """Lets an engine decode, and hands the turns that ended to the environment."""
         progress: list[Progress] = []
         ended: list[tuple[_Episode, Finished]] = []
-        for output in self._engine.poll(timeout_s):
+        for output in engine.poll(timeout_s):
             episode = self._episodes.get(output.sample)
             if episode is None or episode.number != output.attempt:
                 continue
             if isinstance(output, Finished):
-                self._num_generating -= 1
+                self._generating[engine] -= 1
                 ended.append((episode, output))
             else:
                 progress.append(

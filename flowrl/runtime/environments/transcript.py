@@ -77,8 +77,9 @@ class EpisodeFailure:
 class FinishedEpisode(Finished):
     """The end of an episode, as an engine reports it: R tokens after the prompt.
 
-    `logprobs` are 0 at observation tokens; `versions` cover all R tokens, an observation counting
-    to the weights of the turn before it (the first one to those of the turn after it).
+    `logprobs` are 0 at observation tokens; `versions` cover all R tokens and are those of the first
+    policy, an observation or the turn of another policy counting to the weights of the turn before
+    it (the first observation to those of the turn after it).
 
     Attributes:
         role: The environment's, whose score it is.
@@ -88,7 +89,7 @@ class FinishedEpisode(Finished):
         state: int64 `[R]`, `state_number` of the state before the turn; -1 at observation tokens.
         text: The conversation as text, as far as it is in the tokens.
         last_words: Text of the last observation, which no turn follows.
-        score: Sum of the turns' rewards.
+        score: Sum of the turns' rewards; of several policies, of those of the first.
         terms: The environment's metrics, summed over the turns, and `NUM_TURNS`.
         failure: The reason why the episode failed; `score` means nothing then.
     """
@@ -122,12 +123,14 @@ class Transcript:
     """The transcript of an episode so far.
 
     Attributes:
+        policies: Those that take turns, in order.
         num_turns: Turns of the policy.
         num_tokens: Tokens after the prompt.
         opening: int64, the first observation.
         response: int64, everything after the opening; what an engine goes on from.
     """
 
+    policies: tuple[RoleName, ...] = ()
     num_turns: int = 0
     num_tokens: int = 0
     opening: Ints = field(default_factory=lambda: _NO_INTS)
@@ -172,16 +175,48 @@ class Transcript:
             kept=turn.kept,
         )
         self._append(piece)
-        if self.num_turns == 0 and turn.versions:
-            self._extend_spans(((turn.versions[0][0], len(self.opening)),))
-        self._extend_spans(turn.versions)
+        versions = turn.versions
+        if self.num_turns == 0 and versions:
+            self._extend_spans(((versions[0][0], len(self.opening)),))
+        if self._policy_of(piece) and self._spans:
+            # Each policy counts versions of its own, and the samples are those of the first.
+            versions = ((self._spans[-1][0], len(turn.tokens)),)
+        self._extend_spans(versions)
         self.num_turns += 1
 
-    def reward(self, reward: float, metrics: Mapping[str, float]) -> None:
-        """Sets the reward of the last turn."""
-        self._pieces[-1].reward = reward
+    def reward(self, reward: float | tuple[float, ...], metrics: Mapping[str, float]) -> str | None:
+        """Adds the reward of the last turn, or one of each policy to the last turn of each.
+
+        Returns:
+            What is wrong with it; None if it can be used.
+        """
         for name, value in metrics.items():
             self._terms[name] = self._terms.get(name, 0.0) + value
+        if not isinstance(reward, tuple):
+            self._pieces[-1].reward += reward
+            return None
+        if len(reward) != len(self.policies):
+            return f"gave {len(reward)} rewards to {len(self.policies)} policies"
+        for place, each in enumerate(reward):
+            own = [piece for piece in self._pieces if self._policy_of(piece) == place]
+            if own:
+                own[-1].reward += each
+            elif each:
+                return f"gave a reward to {self.policies[place]}, which has not taken a turn yet"
+        return None
+
+    def _policy_of(self, piece: _Piece) -> int | None:
+        """Returns the place of the policy whose turn it is; None for an observation."""
+        return None if piece.turn is None else piece.turn % max(1, len(self.policies))
+
+    def _scores(self) -> dict[str, float]:
+        """Returns the score of each policy by name, where several take turns."""
+        if len(self.policies) < 2:
+            return {}
+        return {
+            f"{policy}_score": float(sum(p.reward for p in self._pieces if self._policy_of(p) == k))
+            for k, policy in enumerate(self.policies)
+        }
 
     def say(self, text: str) -> None:
         """Notes the text of an observation; rewards read it only if a turn follows."""
@@ -219,8 +254,9 @@ class Transcript:
             state=np.repeat([piece.state for piece in pieces], sizes).astype(np.int64),
             text="".join(self._texts),
             last_words=self._last_words,
-            score=float(sum(piece.reward for piece in pieces)),
-            terms={**self._terms, NUM_TURNS: float(self.num_turns)},
+            # In reports it is the first policy's; the terms have that of each.
+            score=float(sum(p.reward for p in pieces if self._policy_of(p) == 0)),
+            terms={**self._terms, **self._scores(), NUM_TURNS: float(self.num_turns)},
             failure=failure,
         )
 
@@ -300,11 +336,17 @@ def checked_outcome(value: object) -> Outcome:
         raise InvalidAnswer(f"a metric called {taken[0]!r}, which is a name of flowrl's own")
     return Outcome(
         observation=value.observation,
-        reward=_checked_number(value.reward, "reward"),
+        reward=_checked_reward(value.reward),
         done=bool(value.done),
         state=_checked_state(value.state),
         metrics={str(name): _checked_number(metrics[name], f"metric {name}") for name in metrics},
     )
+
+
+def _checked_reward(value: object) -> float | tuple[float, ...]:
+    if isinstance(value, tuple):
+        return tuple(_checked_number(each, f"reward {place}") for place, each in enumerate(value))
+    return _checked_number(value, "reward")
 
 
 def _checked_number(value: object, name: str) -> float:

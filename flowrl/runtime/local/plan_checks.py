@@ -57,6 +57,7 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
     _require_same(f"{where}: operations", nodes, [operation.node for operation in base.operations])
     for i, (operation, own) in enumerate(zip(plan.operations, base.operations, strict=True)):
         _require_operation(operation, own, plan, f"{where}: operations.{i}")
+    in_process = in_process or stage.local.request.in_process
     for role in stage.local.request.roles:
         _require_engines(plan, role, where, in_process=in_process)
     _require_routes(plan, base, where)
@@ -198,7 +199,8 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
         _require_engines_of(plan, operation, engines, f"{where}: operations.{i}")
     if engines.processes and in_process:
         raise PlanError(
-            "a program that runs line by line generates in its own process",
+            "a program that runs line by line, or whose episodes have several policies, generates "
+            "in the main process",
             where=where,
             found=f"{engines.processes} engine processes of {role}",
         )

@@ -116,6 +116,9 @@ def _require_streaming(
     """Checks that a rollout that generates ahead of the trainer is the only one and can."""
     if config.executor == "eager":
         problem = "a program that runs line by line generates what its lines ask for, when they do"
+    elif any(len(part.turn_nodes) > 1 for part in rollouts):
+        (part, *_) = [part for part in rollouts if len(part.turn_nodes) > 1]
+        problem = f"several policies take turns in {part.node.id} ({_line(part.node)})"
     elif len(rollouts) > 1:
         nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in rollouts)
         problem = f"only a single rollout can generate ahead of the trainer, and it has {nodes}"

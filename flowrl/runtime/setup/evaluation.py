@@ -102,7 +102,7 @@ def evaluated_rollout(
         own = [
             part
             for part in parts.rollouts
-            if part.parent is None and role_of(part.generate_node) == policy
+            if part.parent is None and any(role_of(node) == policy for node in part.turn_nodes)
         ]
         scored = [part for part in own if part.scorers or part.node.op is Op.INTERACT]
         if own:

@@ -71,7 +71,8 @@ class RolloutSpec:
     """The settings of one rollout for its driver.
 
     Attributes:
-        role: The policy that generates.
+        role: The policy that generates, the first one where several take turns.
+        others: The other policies that take turns, in order.
         episodes: The `interact` whose turns they are; None for plain responses.
         sampling: The sampling options of every request.
         grammar: The grammar of every response, or of every turn.
@@ -82,6 +83,7 @@ class RolloutSpec:
     """
 
     role: RoleName
+    others: tuple[RoleName, ...] = ()
     episodes: Node | None = None
     sampling: Sampling
     group_size: int
@@ -200,6 +202,8 @@ class DriverMaker:
 
         return EpisodeEngine(
             engine=engine,
+            policies=(spec.role, *spec.others),
+            others=[self._policies[role].engine for role in spec.others],
             environments=self._environment(role_of(node), owner),
             tokenizer=tokenizer,
             item_of=lambda sample: store[sample].item,
@@ -289,6 +293,7 @@ def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutS
     )
     return RolloutSpec(
         role=role_of(part.generate_node),
+        others=tuple(map(role_of, part.turn_nodes[1:])),
         episodes=part.node if part.node.op is Op.INTERACT else None,
         sampling=sampling_of_rollout(part),
         group_size=_group_size(part),
@@ -392,8 +397,8 @@ class RolloutMaker:
         return OpenRollout(
             part=part,
             driver=driver,
-            begin=lambda: self.residency.switch(part.generate_node.id),
-            switches=self.residency.has_switches(part.generate_node.id),
+            begin=lambda: self._begin(part),
+            switches=any(self.residency.has_switches(node.id) for node in part.turn_nodes),
             prompts=None
             if part.prompts is None
             else ChildPrompts(part.prompts, self.policies.tokenizer(role_of(part.generate_node))),
@@ -431,6 +436,10 @@ class RolloutMaker:
         parts = self.program.parts
         root = parts.root(part).node.id
         return [o for o in parts.rollouts if o is not part and parts.root(o).node.id == root]
+
+    def _begin(self, part: RolloutPart) -> None:
+        for node in part.turn_nodes:
+            self.residency.switch(node.id)
 
     def _supply(self, part: RolloutPart) -> PromptSupply:
         train = self.stage.config.train
