@@ -1,4 +1,4 @@
-"""Losses without a surrogate: a critic's, DPO's, a reward model's, and functions of the user's own.
+"""Losses without a surrogate: of critics, pairs, reward models, outcomes, and one's own functions.
 
 In losses on pairs, the tokens of the preferred sample w and of the other sample l are in one `[R]`
 tensor, as in every loss; `batch.pairs` says which tokens belong to one pair and `batch.preferred`
@@ -12,18 +12,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from flowrl.algo.corrections import Segments
 from flowrl.algo.losses import Loss, TokenBatch, TokenLoss, required
 from flowrl.algo.user_functions import UserFunction, shape_of
-from flowrl.specs.loss import DPO, BradleyTerry, LossSpec, OwnLoss, ValueClip
+from flowrl.specs.loss import DPO, BradleyTerry, ImplicitReward, LossSpec, OwnLoss, ValueClip
 from flowrl.specs.loss.own import FIELDS
 
 __all__ = [
     "bradley_terry",
     "dpo",
     "explained_variance",
+    "implicit_reward",
+    "outcome",
     "own_loss",
     "value_clip",
 ]
@@ -141,6 +143,57 @@ def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> To
         values = values + spec.centering * pairs.sums(scores).square()
     means = _compared(pairs, sign, scores.detach(), "reward")
     return TokenLoss(values=values, means=_with_accuracy(means))
+
+
+def implicit_reward(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+    """Computes the loss of an implicit process reward model (Cui et al., arXiv 2502.01456).
+
+    With a sample's log-ratio D = sum over its response tokens of logprob - reference logprob, and
+    its score o (equation 4)::
+
+        L = -o log sigmoid(beta D) - (1 - o) log sigmoid(-beta D)
+
+    Each token carries the loss of its sample, so that the mean over samples of means over tokens is
+    the mean over samples. The reward of a token is then beta (logprob - reference logprob)
+    (equation 3; Yuan et al., arXiv 2412.01981).
+
+    Metrics, means over samples: `outcome_reward`, beta D; `outcome_accuracy`, the share of samples
+    for which sigmoid(beta D) and the score are on the same side of 1/2.
+    """
+    assert isinstance(spec, ImplicitReward)
+    gap = logprobs - required(batch, "reference_logprobs", spec.kind)
+    samples = Segments.of(required(batch, "samples", spec.kind))
+    return _outcome_loss(spec.beta * samples.sums(gap), batch, spec)
+
+
+def outcome(numbers: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+    """Computes the cross-entropy of outcomes with the numbers of a reward model.
+
+    With a number s and the score o of the response::
+
+        L = -o log sigmoid(s) - (1 - o) log sigmoid(-s)
+
+    The number is that at the last token (`outcome`), or that at each token (`token_outcome`: the
+    verifier that judges every prefix of Cobbe et al., arXiv 2110.14168, section 4.3).
+
+    Metrics, means over samples: `outcome_reward`, s; `outcome_accuracy`, the share of numbers on
+    the right side of 0.
+    """
+    return _outcome_loss(numbers, batch, spec)
+
+
+def _outcome_loss(numbers: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+    if "score" not in batch.extra:
+        raise ValueError(f"{spec.kind} needs score")
+    score = batch.extra["score"]
+    values = binary_cross_entropy_with_logits(numbers, score, reduction="none")
+    samples = Segments.of(required(batch, "samples", spec.kind))
+    right = ((numbers.detach() > 0) == (score > 0.5)).to(values.dtype)
+    means = {
+        "outcome_reward": samples.averages(numbers.detach()),
+        "outcome_accuracy": samples.averages(right),
+    }
+    return TokenLoss(values=values, means=means)
 
 
 def _pairs(batch: TokenBatch, spec: LossSpec) -> tuple[Segments, torch.Tensor]:

@@ -21,6 +21,7 @@ from flowrl.errors import DataError, RewardError
 from flowrl.specs.maps import (
     CosineLength,
     FirstWins,
+    ImplicitReward,
     MapSpec,
     Parse,
     Repetition,
@@ -39,6 +40,7 @@ __all__ = [
     "cosine_length",
     "cosine_length_map",
     "first_wins",
+    "implicit_reward",
     "parse",
     "repetition",
     "repetition_map",
@@ -136,6 +138,14 @@ def weighted_sum(batch: MapBatch, spec: MapSpec) -> MapResult:
     assert isinstance(spec, WeightedSum)
     parts = [w * _floats(batch, key) for w, key in zip(spec.factors, spec.reads, strict=True)]
     return _scores(np.sum(parts, axis=0))
+
+
+def implicit_reward(batch: MapBatch, spec: MapSpec) -> MapResult:
+    """Computes beta (logprob - reference logprob) at each token (Cui et al., arXiv 2502.01456,
+    equation 3)."""
+    assert isinstance(spec, ImplicitReward)
+    gap = np.asarray(batch["logprobs"], np.float64) - np.asarray(batch["logprobs_2"], np.float64)
+    return {"token_reward": (spec.beta * gap).astype(np.float32)}
 
 
 PARSE_LIMIT_S = 1.0

@@ -76,6 +76,7 @@ _TABLE: dict[tuple[str, str], str] = {
     ("kl", "kl"): "flowrl.algo.kl:estimate",
     ("map", "cosine_length"): "flowrl.algo.maps:cosine_length_map",
     ("map", "first_wins"): "flowrl.algo.maps:first_wins",
+    ("map", "implicit_reward"): "flowrl.algo.maps:implicit_reward",
     ("map", "own"): "flowrl.algo.user_functions:own_map",
     ("map", "parse"): "flowrl.algo.maps:parse",
     ("map", "repetition"): "flowrl.algo.maps:repetition_map",
@@ -102,6 +103,9 @@ _TABLE: dict[tuple[str, str], str] = {
     ("loss", "value_clip"): "flowrl.algo.losses_supervised:value_clip",
     ("loss", "dpo"): "flowrl.algo.losses_supervised:dpo",
     ("loss", "bradley_terry"): "flowrl.algo.losses_supervised:bradley_terry",
+    ("loss", "implicit_reward"): "flowrl.algo.losses_supervised:implicit_reward",
+    ("loss", "outcome"): "flowrl.algo.losses_supervised:outcome",
+    ("loss", "token_outcome"): "flowrl.algo.losses_supervised:outcome",
 }
 
 _PROPORTIONAL = frozenset(

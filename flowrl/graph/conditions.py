@@ -24,7 +24,15 @@ from flowrl.graph.ir import (
 )
 from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_nodes
 from flowrl.graph.sample_trees import parents_of
-from flowrl.graph.signatures import LOGPROBS, PREFERRED, ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
+from flowrl.graph.signatures import (
+    LOGPROBS,
+    PREFERRED,
+    ROLLOUT_LOGPROBS,
+    SCORE,
+    STATE,
+    TOKEN_REWARD,
+    TURN,
+)
 from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec, Sampling
 from flowrl.specs.filters import Parsed, Turns
 from flowrl.specs.maps import Parse, split_key
@@ -628,6 +636,8 @@ def _check_loss(
     yield from _check_extra(graph, node, loss)
     for unused, other in _TO_USE.items():
         weights = unused in ("rewards", "advantages")
+        if unused == "rewards" and loss.predicts == "scores":
+            other = "fl.loss.outcome()"
         if unused in arguments and unused not in needed:
             yield node_error(
                 node,
@@ -647,7 +657,9 @@ def _check_extra(graph: Graph, node: Node, loss: LossSpec) -> Iterator[GraphErro
                 node,
                 f"update(loss={called(loss)}) needs the field '{name}' of a map",
                 found=", ".join(fed) or "no extra fields",
-                hint=f"pass extra= what the map that gives '{name}' returned",
+                hint=f"pass extra= what the map that gives '{name}' returned"
+                if name != SCORE.name
+                else "pass the scores: update(rollout, scores, ...)",
             )
     for name in fed:
         if name not in loss.extra_fields:

@@ -338,7 +338,12 @@ _BY_OP = {
     Op.VALUES: _CRITIC,
     Op.INTERACT: _ENVIRONMENT,
 }
-_BY_PREDICTION = {"logprobs": _POLICY, "values": _CRITIC, "scores": _REWARD_MODEL}
+_BY_PREDICTION = {
+    "logprobs": _POLICY,
+    "values": _CRITIC,
+    "scores": _REWARD_MODEL,
+    "token_scores": _REWARD_MODEL,
+}
 
 
 def check_role_models(graph: Graph) -> Iterator[GraphError]:

@@ -132,7 +132,8 @@ class Policy(Role):
         Args:
             rollout: Samples: a rollout, the examples of a supervised workflow, or pairs. Or
                 `fl.sum(...)` of several, each with arguments of its own.
-            rewards: Scores; the config says which advantage is made of them (`algorithm`).
+            rewards: Scores; the config says which advantage is made of them (`algorithm`). A loss
+                that learns outcomes reads them as they are.
             advantages: The weight of each sample or token, in place of `rewards`.
             reference: Logprobs of the reference policy, for `kl` or for a loss that compares.
             old: Logprobs of this policy at the start of the step, for a loss whose anchor is the

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self, TypeVar, overload
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Op, SourceRef
-from flowrl.graph.signatures import SIGNATURES, WEIGHTS, score_outputs
+from flowrl.graph.signatures import SCORE, SIGNATURES, WEIGHTS, score_outputs
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, TokenRewards, Values
 from flowrl.program.operation import (
@@ -29,12 +29,11 @@ from flowrl.program.operation import (
     reads_of,
     refuse_argument,
 )
-from flowrl.program.sets import Pairs
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import KL, LossSpec
 from flowrl.specs import loss as losses
-from flowrl.specs.loss import BradleyTerry, Prediction, ValueClip
+from flowrl.specs.loss import BradleyTerry, Outcome, Prediction, ValueClip
 
 __all__ = ["Critic", "Environment", "Reward", "RewardModel", "Role"]
 
@@ -47,8 +46,8 @@ class Role:
     kind: ClassVar[str] = "a role"
     learns: ClassVar[bool] = False
     """True if it has a model that an update may train."""
-    predicts: ClassVar[Prediction] = "logprobs"
-    """The output of its model, for losses to read."""
+    predicts: ClassVar[tuple[Prediction, ...]] = ("logprobs",)
+    """The outputs of its model, for losses to read."""
 
     def __init__(self, tracer: Tracer, name: RoleName, version: NodeId | None = None) -> None:
         """Makes the role of a parameter, or the version of it that an update returns.
@@ -146,10 +145,13 @@ class Role:
         if loss is not None:
             _check_loss(self, name, loss)
         several = extra if isinstance(extra, tuple | list) else () if extra is None else (extra,)
+        fields = [reads_of(name, {"extra": (handle, Handle)})["extra"] for handle in several]
+        reads = dict(reads)
+        if "rewards" in reads and loss is not None and SCORE.name in loss.extra_fields:
+            fields.append(reads.pop("rewards"))  # the scores themselves, and no advantages of them
         more = {
             "extra" if number == 1 else f"extra_{number}": read
-            for number, handle in enumerate(several, 1)
-            for read in reads_of(name, {"extra": (handle, Handle)}).values()
+            for number, read in enumerate(fields, 1)
         }
         check_whole(name, "every", every, "a number of steps, from 1 up")
         attrs = {"loss": loss, "kl": _penalty(name, kl), **attrs}
@@ -186,7 +188,7 @@ class RewardModel(Role):
 
     kind = "a reward model"
     learns = True
-    predicts = "scores"
+    predicts = ("scores", "token_scores")
 
     @overload
     def score(self, rollout: Samples) -> Scores: ...
@@ -227,17 +229,37 @@ class RewardModel(Role):
         return self._evaluate(Op.SCORE, TokenRewards, rollout, by="model", per=per, **steps)
 
     @operation
-    def update(self, pairs: Pairs, *, loss: LossSpec | None = None, every: int = 1) -> Self:
-        """Learns to score the preferred sample of each pair higher; returns the new version.
+    def update(
+        self,
+        pairs: Samples,
+        scores: Scores | None = None,
+        *,
+        loss: LossSpec | None = None,
+        every: int = 1,
+    ) -> Self:
+        """Learns to score the preferred sample of each pair higher, or to tell the outcome.
 
         Args:
-            pairs: Pairs of samples: data, or what `fl.select.best_and_worst` returned.
-            loss: What is minimised; `fl.loss.bradley_terry()` where it is None.
+            pairs: Pairs of samples: data, or what `fl.select.best_and_worst` returned; or samples
+                with scores.
+            scores: The outcome of each sample, from 0 to 1.
+            loss: What is minimised. None takes `fl.loss.bradley_terry()` for pairs, and with scores
+                `fl.loss.outcome()`.
             every: Steps between updates, as of `Policy.update`.
+
+        Returns:
+            The new version.
         """
-        reads = reads_of(f"{self.name}.update", {"pairs": (pairs, Samples)})
-        loss = BradleyTerry() if loss is None else loss
-        return self._learn({"rollout": reads["pairs"]}, loss=loss, every=every)
+        reads = reads_of(
+            f"{self.name}.update",
+            {"pairs": (pairs, Samples)},
+            optional={"scores": (scores, Scores)},
+        )
+        if loss is None:
+            loss = BradleyTerry() if scores is None else Outcome()
+        named = {"pairs": "rollout", "scores": "rewards"}
+        given = {named[argument]: read for argument, read in reads.items()}
+        return self._learn(given, loss=loss, every=every)
 
 
 class Critic(Role):
@@ -245,7 +267,7 @@ class Critic(Role):
 
     kind = "a critic"
     learns = True
-    predicts = "values"
+    predicts = ("values",)
 
     @operation
     def values(self, rollout: Samples) -> Values:
@@ -311,15 +333,15 @@ _LOSSES: Mapping[Prediction, str] = {
 def _check_loss(role: Role, name: str, loss: object) -> None:
     if not isinstance(loss, LossSpec):
         raise refuse_argument(name, "loss", loss, "a loss of fl.loss", _loss_meant(role, loss))
-    if loss.predicts != role.predicts:
-        prefers = loss.pairs and role.predicts == "logprobs"
+    if loss.predicts not in role.predicts:
+        prefers = loss.pairs and role.predicts == ("logprobs",)
         raise refuse_argument(
             name,
             "loss",
             loss,
-            f"a loss of {role.predicts}, which is what {role.kind} gives; this one reads "
+            f"a loss of {role.predicts[0]}, which is what {role.kind} gives; this one reads "
             f"{loss.predicts}",
-            f"write loss={'fl.loss.dpo(0.1)' if prefers else _LOSSES[role.predicts]}",
+            f"write loss={'fl.loss.dpo(0.1)' if prefers else _LOSSES[role.predicts[0]]}",
         )
     check_spec(name, loss, argument="loss")
 
@@ -333,4 +355,4 @@ def _loss_meant(role: Role, value: object) -> str:
         return f"mark it: @fl.loss.own(needs=...) above `def {name}`"
     if isfunction(value):
         return "write it as a function of a module, marked @fl.loss.own(needs=...)"
-    return f"write loss={_LOSSES[role.predicts]}"
+    return f"write loss={_LOSSES[role.predicts[0]]}"

@@ -1,9 +1,10 @@
-"""`fl.shaping`: scores that depend on length, on how a response ends, on repetition.
+"""`fl.shaping`: scores that depend on length, on how a response ends, on repetition; log-ratios.
 
     scores = fl.shaping.soft_overlong(scores, rollout, max_tokens=256, buffer=64)
 
-Each gives scores again, sample by sample, so that a filter may follow. Formulas, with paper and
-equation, are at their functions in `flowrl.algo.maps`. The same are terms of `rewards.terms`.
+Each gives scores again, sample by sample, so that a filter may follow; `implicit_reward` gives
+rewards of tokens. Formulas, with paper and equation, are at their functions in `flowrl.algo.maps`.
+Those of scores are terms of `rewards.terms` too.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowrl.program.formulas import add_map
-from flowrl.program.handles import Rollout, Scores
+from flowrl.program.handles import Logprobs, Rollout, Scores, TokenRewards
 from flowrl.program.operation import check_spec, operation, reads_of, refuse_argument
-from flowrl.specs.maps import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
+from flowrl.specs.maps import (
+    CosineLength,
+    ImplicitReward,
+    Repetition,
+    ShapingSpec,
+    SoftOverlong,
+    StopProperly,
+)
 from flowrl.specs.names import raise_missing
 
-__all__ = ["cosine_length", "repetition", "soft_overlong", "stop_properly"]
+__all__ = ["cosine_length", "implicit_reward", "repetition", "soft_overlong", "stop_properly"]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
@@ -102,6 +110,25 @@ def repetition(
         max_penalty: At most 0.
     """
     return _shaped(Repetition(ngram=ngram, max_penalty=max_penalty), scores, rollout)
+
+
+@operation
+def implicit_reward(logprobs: Logprobs, reference: Logprobs, *, beta: float = 0.05) -> TokenRewards:
+    """`beta` times the log-ratio of a policy to a reference, as the reward of each token: PRIME.
+
+    The policy has learned with `fl.loss.implicit_reward(beta)` that the sum tells the outcome.
+
+    Args:
+        logprobs: Those of the policy that is the process reward model.
+        reference: Those of the policy that it began with.
+        beta: The factor, as of the loss.
+    """
+    name = "fl.shaping.implicit_reward"
+    reads_of(name, {"logprobs": (logprobs, Logprobs), "reference": (reference, Logprobs)})
+    spec = check_spec(name, ImplicitReward(beta=beta))
+    given = add_map(name, spec, (logprobs, reference))
+    assert isinstance(given, TokenRewards)
+    return given
 
 
 def _shaped(spec: ShapingSpec, scores: Scores, rollout: Rollout) -> Scores:

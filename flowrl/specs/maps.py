@@ -44,6 +44,7 @@ __all__ = [
     "CosineLength",
     "FirstWins",
     "Gives",
+    "ImplicitReward",
     "MapSpec",
     "OwnMap",
     "Parse",
@@ -454,3 +455,19 @@ class Repetition(ShapingSpec):
 
     ngram: Count = 3
     max_penalty: Annotated[float, Range(high=0.0)] = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImplicitReward(MapSpec):
+    """`beta` times the log-ratio of a policy to a reference, as the reward of each token: PRIME."""
+
+    kind: ClassVar[str] = "implicit_reward"
+    _reads: ClassVar[tuple[str, ...]] = ("logprobs", "logprobs_2")
+    _per_sample: ClassVar[bool] = True
+
+    beta: Finite = 0.05
+
+    @property
+    def gives(self) -> tuple[Gives, ...]:
+        """One reward a token."""
+        return _KNOWN["token_reward"]

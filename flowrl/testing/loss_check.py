@@ -29,7 +29,7 @@ import torch
 from flowrl.algo.losses import TokenBatch, prepare
 from flowrl.algo.resolve import resolve_loss
 from flowrl.errors import FlowError
-from flowrl.specs.loss import LossSpec, OwnLoss
+from flowrl.specs.loss import LossSpec, OutcomeLoss, OwnLoss
 from flowrl.specs.loss.own import FIELDS
 from flowrl.testing.failed_checks import failed_checks
 from flowrl.testing.frozen_factors import FrozenFactors
@@ -348,8 +348,8 @@ def _moves(loss: LossSpec, draw: _Draw, name: str, shift: float) -> bool:
 
 
 def _check_correction(loss: LossSpec, draws: Sequence[_Draw]) -> Iterator[str]:
-    if loss.pairs and "behaviour_logprobs" not in loss.needs:
-        return  # pairs may come from any policy
+    if isinstance(loss, OutcomeLoss) or (loss.pairs and "behaviour_logprobs" not in loss.needs):
+        return  # pairs and outcomes may come from any policy
     depends = False
     for draw in draws:
         before, after = (

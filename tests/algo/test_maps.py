@@ -20,6 +20,7 @@ from flowrl.specs.filters import Parsed
 from flowrl.specs.maps import (
     CosineLength,
     FirstWins,
+    ImplicitReward,
     Parse,
     Repetition,
     ShapingSpec,
@@ -131,6 +132,14 @@ def test_shaping_adds_to_scores_or_replaces_them() -> None:
     assert got[:2] == pytest.approx([0.75, -1.0])
     low = scores(CosineLength(max_tokens=4, correct_above=0.2), batch)
     assert low[2] > 0.5 > got[2]
+
+
+def test_an_implicit_reward_is_a_scaled_log_ratio_at_each_token() -> None:
+    logprobs, reference = np.zeros(8), np.linspace(-1.0, -0.3, 8)
+    batch = batch_of(logprobs=logprobs, logprobs_2=reference)
+    got = resolve_map(ImplicitReward(beta=0.5))(batch)["token_reward"]
+    np.testing.assert_allclose(got, -0.5 * reference, rtol=1e-6)
+    assert (got.dtype, ImplicitReward().per_sample) == (np.float32, True)
 
 
 def test_a_sum_that_is_not_finite_is_no_score() -> None:

@@ -133,6 +133,35 @@ def test_bradley_terry_of_two_pairs_by_hand() -> None:
     assert terms.means["reward_rejected"].tolist() == [0.0, 1.0]
 
 
+def test_an_implicit_reward_of_two_samples_by_hand() -> None:
+    batch = TokenBatch(
+        reference_logprobs=double(-1.5, -2.5, -3.0),
+        samples=torch.tensor([0, 0, 1]),
+        extra={"score": double(1.0, 1.0, 0.0)},
+    )
+    # Log-ratios 1 and 2, times 0.5: -log sigmoid(0.5) of the right one, -log sigmoid(-1).
+    terms = resolve_loss(loss.implicit_reward(0.5))(double(-1.0, -2.0, -1.0), batch)
+    assert terms.values.tolist() == pytest.approx([0.4740770] * 2 + [1.3132617], abs=1e-6)
+    assert terms.means["outcome_reward"].tolist() == [0.5, 1.0]
+    assert terms.means["outcome_accuracy"].tolist() == [1.0, 0.0]
+    weights = resolve_loss(loss.implicit_reward(0.5)).sample_weights([2, 1], [0, 0], max_tokens=9)
+    spread = torch.from_numpy(weights)[batch.samples]
+    mean = float(aggregate(terms.values, spread))
+    assert mean == pytest.approx((0.4740770 + 1.3132617) / 2, abs=1e-6)
+
+
+def test_outcomes_of_samples_and_of_tokens_by_hand() -> None:
+    batch = TokenBatch(samples=torch.tensor([0, 0, 1]), extra={"score": double(1.0, 1.0, 0.25)})
+    terms = resolve_loss(loss.outcome(per="token"))(double(0.0, -2.0, 1.0), batch)
+    # log 2, -log sigmoid(-2), and a quarter of -log sigmoid(1) with three of -log sigmoid(-1).
+    expected = [0.6931472, 2.1269280, 0.25 * 0.3132617 + 0.75 * 1.3132617]
+    assert terms.values.tolist() == pytest.approx(expected, abs=1e-6)
+    assert terms.means["outcome_reward"].tolist() == [-1.0, 1.0]
+    assert terms.means["outcome_accuracy"].tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="outcome needs score"):
+        resolve_loss(loss.outcome())(double(0.0), TokenBatch(samples=torch.tensor([0])))
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_gradient_is_the_slope(name: str, seed: int) -> None:

@@ -183,6 +183,92 @@ def test_old_logprobs_may_be_what_a_map_makes_and_the_decision_says_so():
     assert (decision.choice, decision.why) == ("of map", "the program passes it")
 
 
+@fl.workflow
+def prime(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    prm: fl.Policy,
+    reference: fl.Policy,
+    verifier: fl.Reward,
+):
+    rollout = actor.generate(prompts)
+    scores, ref = verifier.score(rollout), reference.logprobs(rollout)
+    newer = prm.update(rollout, scores, reference=ref, loss=fl.loss.implicit_reward(0.1))
+    rewards = fl.shaping.implicit_reward(newer.logprobs(rollout), ref, beta=0.1)
+    advantages = fl.advantage.reinforce_pp(
+        scores, rollout, mean="group_others", token_rewards=rewards
+    )
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
+def test_a_loss_on_outcomes_reads_the_scores_and_its_model_scores_after_its_update():
+    graph = prime.trace()
+    edges = {edge.argument: (edge.src, edge.fields) for edge in graph.in_edges("prm.update")}
+    assert edges["extra"] == ("verifier.score", ("score",))
+    assert edges["reference"] == ("reference.logprobs", ("logprobs",))
+    assert graph.feeding("prm.logprobs", "weights").src == "prm.update"
+    assert [e.src for e in graph.in_edges("map")] == ["prm.logprobs", "reference.logprobs"]
+    lowered = run_passes(graph, Context(max_staleness=1))
+    assert lowered.node("prm.update").attr("old_logprobs") is None
+    for each in (graph, lowered):
+        assert format_graph(parse(format_graph(each))) == format_graph(each)
+
+
+def test_reward_models_learn_outcomes_of_samples_and_of_tokens():
+    def body(actor, rollout, scores, prm, reference, critic):
+        newer = prm.update(rollout, scores)
+        newer = newer.update(rollout, scores, loss=fl.loss.outcome(per="token"))
+        rewards = newer.score(rollout, per="token")
+        advantages = fl.advantage.reinforce_pp(None, rollout, token_rewards=rewards)
+        actor.update(rollout, advantages=advantages)
+
+    graph = traced(body)
+    losses = [
+        node.attr("loss") for node in graph.nodes if node.role == "prm" and "update" in node.id
+    ]
+    assert losses == [fl.loss.outcome(), fl.loss.outcome(per="token")]
+    verify(run_passes(graph, Context()))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            lambda a, r, s, prm, ref, c: a.update(
+                r, reference=ref.logprobs(r), loss=fl.loss.implicit_reward()
+            ),
+            ["needs the field 'score'", "pass the scores: update(rollout, scores, ...)"],
+        ),
+        (
+            lambda a, r, s, prm, ref, c: a.update(r, s, loss=fl.loss.implicit_reward()),
+            ["needs 'reference' logprobs per token"],
+        ),
+        (
+            lambda a, r, s, prm, ref, c: a.update(r, s, loss=fl.loss.outcome()),
+            ["a loss of logprobs, which is what a policy gives", "this one reads scores"],
+        ),
+        (
+            lambda a, r, s, prm, ref, c: prm.update(r, s, loss=fl.loss.bradley_terry()),
+            ["needs 'preferred'"],
+        ),
+        (
+            lambda a, r, s, prm, ref, c: prm.update(r, s, loss=fl.loss.implicit_reward()),
+            ["a loss of scores, which is what a reward model gives"],
+        ),
+        (lambda a, r, s, prm, ref, c: fl.loss.outcome(per="step"), ["per=", "sample, token"]),
+        (
+            lambda a, r, s, prm, ref, c: fl.shaping.implicit_reward(ref.logprobs(r), s),
+            ["'reference'", "the scores of 'verifier.score'"],
+        ),
+    ],
+)
+def test_misuse_of_outcomes_is_told_with_the_way_out(body, expected):
+    error = str(refusal(body))
+    for part in expected:
+        assert part in error, error
+
+
 def test_a_graph_with_a_score_of_parts_that_is_none_is_refused():
     graph = traced(everything)
     score = next(node for node in graph.nodes if node.attr("separator"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrl.specs import KL, GroupRelative, Sampling, Spec
+from flowrl.specs import KL, GroupRelative, Sampling, Spec, maps
 from flowrl.specs.advantage import (
     GAE,
     GPG,
@@ -28,6 +28,7 @@ from flowrl.specs.loss import (
     TOPR,
     VESPO,
     BradleyTerry,
+    ImplicitReward,
     Kimi,
     KLCov,
     PolicyClip,
@@ -68,6 +69,8 @@ BOUNDS: dict[Spec, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     ValueClip(form="huber"): {"clip": NOT_NEGATIVE, "delta": POSITIVE},
     DPO(): {"beta": POSITIVE, "label_smoothing": ((0.0, 0.5), (-TINY, 0.5 + TINY))},
     BradleyTerry(): {"centering": NOT_NEGATIVE},
+    ImplicitReward(): {"beta": POSITIVE},
+    maps.ImplicitReward(): {"beta": FINITE},
     GroupRelative(): {
         "ddof": ((0, 1), (-1, 2)),
         **dict.fromkeys(("eps", "variance_floor"), FINITE_FROM_0),

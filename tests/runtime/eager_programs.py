@@ -169,6 +169,38 @@ def dense_rewards(
     actor.update(rollout, advantages=alone)
 
 
+@fl.map(reads="score", per_sample=True)
+def passed(batch):
+    """1 for a score of a half or more, else 0."""
+    return (batch["score"] >= 0.5).astype(np.float32)
+
+
+@fl.workflow
+def outcomes(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    rival: fl.Policy,
+    reference: fl.Policy,
+    model: fl.RewardModel,
+    verifier: fl.Reward,
+) -> None:
+    """Models that learn outcomes before they score tokens: by a log-ratio, and by a head."""
+    rollout = actor.generate(prompts)
+    scores = passed(verifier.score(rollout))
+    ref = reference.logprobs(rollout)
+    rival = rival.update(rollout, scores, reference=ref, loss=fl.loss.implicit_reward(0.5))
+    model = model.update(rollout, scores)
+    model = model.update(rollout, scores, loss=fl.loss.outcome(per="token"))
+    rewards = fl.shaping.implicit_reward(rival.logprobs(rollout), ref, beta=0.5)
+    fl.log("implicit", rewards)
+    fl.log("explicit", model.score(rollout, per="token"))
+    advantages = fl.advantage.reinforce_pp(
+        scores, rollout, mean="group_others", token_rewards=rewards
+    )
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
 @fl.workflow
 def second_thoughts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Samples that are selected behind an update, whose old logprobs are of before it."""
@@ -323,6 +355,7 @@ EQUAL: Mapping[str, Mapping[str, Any]] = {
     "own_functions": {},
     "texts_and_rows": {},
     "dense_rewards": {},
+    "outcomes": {},
     "second_thoughts": {},
     "out_of_order": {},
     "left_out": {},

@@ -634,6 +634,24 @@ def test_a_token_baseline_weighs_by_the_squares_that_the_trainer_gives_at_each_t
     np.testing.assert_allclose(advantages[[1, 4]], [1 - baseline, -baseline], rtol=1e-5)
 
 
+@fl.workflow
+def of_outcomes(prompts: fl.Prompts, actor: fl.Policy, ref: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    loss = fl.loss.implicit_reward(0.1)
+    actor.update(rollout, verifier.score(rollout), reference=ref.logprobs(rollout), loss=loss)
+
+
+def test_a_loss_on_outcomes_is_given_the_score_at_each_token_and_refuses_what_is_none():
+    actor = Worker()
+    program = program_of(lowered(of_outcomes), {"actor": actor, "ref": Worker()})
+    program.run(step_with(samples(ROLLOUT, SCORES)))
+    score = actor.updates[0][0].extra["score"]
+    assert score[TOKENS].tolist() == [1, 1, 0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    with pytest.raises(RewardError, match="implicit_reward learns outcomes") as caught:
+        program.run(step_with(samples(ROLLOUT, {"verifier": [1.0, -0.5, 0.0, 2.0]})))
+    assert caught.value.found == "a score of -0.5"
+
+
 def test_rows_of_a_set_keep_their_prompts_and_payloads():
     whole = samples(ROLLOUT, SCORES)
     part = whole.select(np.array([3, 0]))

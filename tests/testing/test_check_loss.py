@@ -23,7 +23,12 @@ PAIRS: dict[str, LossSpec] = {
     "ipo": loss.dpo(0.2, form="ipo"),
     "bradley-terry": loss.bradley_terry(margin=0.5, centering=0.01),
 }
-ALL = LOSSES | PAIRS
+OUTCOMES: dict[str, LossSpec] = {
+    "implicit-reward": loss.implicit_reward(0.3),
+    "outcome": loss.outcome(),
+    "token-outcome": loss.outcome(per="token"),
+}
+ALL = LOSSES | PAIRS | OUTCOMES
 
 
 @pytest.mark.parametrize("name", ALL)

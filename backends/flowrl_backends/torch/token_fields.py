@@ -13,6 +13,7 @@ from flowrl.backend.batch import Floats, Ints, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import BackendError
 from flowrl.specs import LossSpec
+from flowrl_backends.torch.predict import closed
 
 __all__ = [
     "check_distributions",
@@ -20,6 +21,7 @@ __all__ = [
     "check_pairs",
     "check_score_fields",
     "gathered",
+    "score_batch",
     "token_batch",
 ]
 
@@ -88,15 +90,46 @@ def check_distributions(batch: TrainBatch, vocabulary: int, where: str) -> None:
 
 
 def check_score_fields(loss: LossSpec, where: str) -> None:
-    """Raises a `BackendError` if a loss on scores, one a sample, reads fields of tokens."""
-    of_tokens = sorted({*loss.needs, *loss.extra_fields} - {"preferred"})
+    """Raises a `BackendError` if a loss on scores reads fields of tokens, but for those of maps."""
+    of_tokens = sorted({*loss.needs} - {*loss.extra_fields, "preferred"})
     if of_tokens:
         raise BackendError(
             "a loss on scores reads one number a sample, and fields of tokens have no place in it",
             where=where,
             found=", ".join(of_tokens),
-            expected="preferred, or nothing",
+            expected="preferred, fields of maps, or nothing",
         )
+
+
+def score_batch(batch: TrainBatch, loss: LossSpec) -> TrainBatch:
+    """Returns the batch of a loss on scores: with one more token a sample.
+
+    A score is predicted at the token that follows: behind the sample, or behind each of its
+    response tokens. Fields of maps stand there, those of a sample with the value that its last
+    response token has.
+
+    Raises:
+        BackendError: A sample has no response token, and a field has no value for it.
+    """
+    sequences = batch.sequences
+    places = np.flatnonzero(sequences.response_mask)
+    if loss.predicts == "token_scores":
+        longer = closed(sequences, places)
+    else:
+        longer = closed(sequences)
+        ends = np.cumsum(sequences.response_lengths)
+        empty = np.flatnonzero(sequences.response_lengths == 0)
+        if batch.extra and len(empty):
+            raise BackendError(
+                "a sample without a response has no outcome to learn",
+                found=str(sequences.samples[int(empty[0])]),
+            )
+        places = places[ends - 1] if batch.extra else places
+    extra = {}
+    for name, values in batch.extra.items():
+        extra[name] = np.zeros(len(longer.tokens), np.float32)
+        extra[name][longer.response_mask] = values[places]
+    return TrainBatch(sequences=longer, preferred=batch.preferred, extra=extra)
 
 
 def check_pairs(batch: TrainBatch, mini_batches: Sequence[Sequence[int]], where: str) -> None:

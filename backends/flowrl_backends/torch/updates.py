@@ -28,13 +28,14 @@ from flowrl.errors import BackendError
 from flowrl_backends.torch.metrics import Metrics
 from flowrl_backends.torch.optimizer import Optimizer, StepResult
 from flowrl_backends.torch.packing import micro_batches, pack
-from flowrl_backends.torch.predict import Predicted, closed, predict, predict_all
+from flowrl_backends.torch.predict import Predicted, predict, predict_all
 from flowrl_backends.torch.token_fields import (
     check_distributions,
     check_fields,
     check_pairs,
     check_score_fields,
     gathered,
+    score_batch,
     token_batch,
 )
 
@@ -77,8 +78,7 @@ class Objective:
         steps = [update_together(optimizer, [(objective, rows)]) for rows in spec.mini_batches]
 
     Attributes:
-        batch: The caller's batch; for losses on scores, with one more token a sample, at which its
-            score is predicted.
+        batch: The caller's batch; for losses on scores, that of `score_batch`.
         kl: The estimator of the KL term; None without one, or for the exact divergence.
         order: int64 `[T]`, the index of each response token among those of the batch.
         num_tokens: int64 `[N]`, the number of response tokens of each sample of the caller.
@@ -123,9 +123,9 @@ class Objective:
         num_tokens = batch.sequences.response_lengths
         if spec.kl is not None and spec.kl.estimator == "full":
             check_distributions(batch, int(model.config.vocab_size), where)
-        if spec.loss.predicts == "scores":
+        if spec.loss.predicts in ("scores", "token_scores"):
             check_score_fields(spec.loss, where)
-            batch = TrainBatch(sequences=closed(batch.sequences), preferred=batch.preferred)
+            batch = score_batch(batch, spec.loss)
         return cls(
             model=model,
             batch=batch,

@@ -32,6 +32,7 @@ from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch
 from flowrl.runtime.driver.texts import Texts
 from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec
 from flowrl.specs.advantage import MaxRL
+from flowrl.specs.loss import OutcomeLoss
 from flowrl.specs.maps import OwnMap, split_key
 
 __all__ = [
@@ -389,12 +390,30 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
         returns=inputs.floats("returns", "returns"),
         old_values=inputs.floats("values", "values"),
         preferred=None if preferred is None else np.asarray(preferred, np.bool_),
-        extra={
-            field: inputs.token_floats(edge, field)
-            for edge in inputs.edges("extra")
-            for field in edge.fields
-        },
+        extra=_extra_fields(inputs, loss),
     )
+
+
+def _extra_fields(inputs: NodeInputs, loss: LossSpec) -> dict[str, Floats]:
+    """Returns float32 `[T]`, the fields of maps and the outcomes that a loss reads.
+
+    Raises:
+        RewardError: an outcome is not between 0 and 1.
+    """
+    edges = inputs.edges("extra")
+    fields = {field: inputs.token_floats(edge, field) for edge in edges for field in edge.fields}
+    if isinstance(loss, OutcomeLoss):
+        outcomes = fields["score"]
+        wrong = np.flatnonzero((outcomes < 0) | (outcomes > 1))
+        if len(wrong):
+            raise RewardError(
+                f"the loss {loss.kind} learns outcomes, of which each is a probability",
+                where=str(inputs.node.source or inputs.node.id),
+                found=f"a score of {outcomes[wrong[0]]:g}",
+                expected="scores from 0 to 1",
+                hint="make outcomes of the scores, with a map: batch['score'] > 0",
+            )
+    return fields
 
 
 def _distributions(inputs: NodeInputs) -> Floats | None:

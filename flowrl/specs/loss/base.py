@@ -1,7 +1,7 @@
 """The base of losses, and the losses that are not policy gradients.
 
-The latter are cross-entropy (supervised fine-tuning), a critic's loss, DPO on pairs of answers, and
-Bradley-Terry for reward models.
+The latter are cross-entropy (supervised fine-tuning), a critic's loss, DPO on pairs of answers,
+Bradley-Terry for reward models, and losses of models that predict the outcome of a response.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from typing import Annotated, ClassVar, Literal, NoReturn, Self, TypeAlias
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import FromZero, Positive, Range, Spec, Wrong, option
-from flowrl.specs.user_functions import caller
+from flowrl.specs.user_functions import caller, names_among
 
 __all__ = [
     "DPO",
     "Aggregation",
     "BradleyTerry",
     "CrossEntropy",
+    "ImplicitReward",
     "LossSpec",
+    "Outcome",
+    "OutcomeLoss",
     "PairForm",
     "PairLoss",
     "Prediction",
+    "TokenOutcome",
     "ValueClip",
     "bradley_terry",
     "cross_entropy",
     "dpo",
+    "implicit_reward",
+    "outcome",
     "value_clip",
 ]
 
@@ -51,12 +57,13 @@ Every denominator counts the whole mini-batch, so the result does not depend on 
 """
 
 
-Prediction: TypeAlias = Literal["logprobs", "values", "scores"]
+Prediction: TypeAlias = Literal["logprobs", "values", "scores", "token_scores"]
 """The model's output that a loss reads.
 
 - `logprobs`: the logprob of each response token.
 - `values`: the output of a value head before each response token (a critic).
 - `scores`: the output of a value head at the last token of each sample (a reward model).
+- `token_scores`: that output at each response token (a process reward model).
 """
 
 
@@ -276,3 +283,77 @@ def dpo(
 def bradley_terry(*, margin: float = 0.0, centering: float = 0.0) -> BradleyTerry:
     """Returns the loss of a reward model on pairs of answers."""
     return BradleyTerry(margin=margin, centering=centering)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeLoss(LossSpec):
+    """The base of losses that learn the outcome of a response: its score, from 0 to 1."""
+
+    aggregation: ClassVar[Aggregation] = "sequence-mean-token-mean"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The score."""
+        return self.extra_fields
+
+    @property
+    def extra_fields(self) -> tuple[str, ...]:
+        """The score, which an update is given as its rewards."""
+        return ("score",)
+
+    @property
+    def corrects_behaviour(self) -> bool:
+        """True: an outcome is that of its response, whichever policy wrote it."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImplicitReward(OutcomeLoss):
+    """Cross-entropy of the outcome with a policy's log-ratio to a reference (Cui et al., PRIME).
+
+    Attributes:
+        beta: The factor of the log-ratio.
+    """
+
+    kind: ClassVar[str] = "implicit_reward"
+
+    beta: Positive = 0.05
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The reference's logprobs, and the score."""
+        return ("reference_logprobs", *self.extra_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(OutcomeLoss):
+    """Cross-entropy of the outcome with a reward model's number at the last token."""
+
+    kind: ClassVar[str] = "outcome"
+    predicts: ClassVar[Prediction] = "scores"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutcome(OutcomeLoss):
+    """Cross-entropy of the outcome with a reward model's number at each token."""
+
+    kind: ClassVar[str] = "token_outcome"
+    predicts: ClassVar[Prediction] = "token_scores"
+
+
+def implicit_reward(beta: float = 0.05) -> ImplicitReward:
+    """Returns the loss of a policy whose log-ratio to a reference is to tell the outcome."""
+    return ImplicitReward(beta=beta)
+
+
+def outcome(*, per: Literal["sample", "token"] = "sample") -> OutcomeLoss:
+    """Returns the loss of a reward model whose number is to tell the outcome.
+
+    Args:
+        per: Whether the number at the last token tells it, or that at every token.
+
+    Raises:
+        TraceError: `per` is neither.
+    """
+    names_among(per, ("sample", "token"), what="part of a response (per=)")
+    return Outcome() if per == "sample" else TokenOutcome()

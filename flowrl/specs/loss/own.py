@@ -161,7 +161,8 @@ def own(
         TraceError: No plan can name the function, or a declaration is invalid.
     """
     names_among(aggregation, get_args(Aggregation), what="aggregation")
-    names_among(predicts, get_args(Prediction), what="prediction (predicts=) of a loss")
+    known = tuple(dict.fromkeys(prediction for prediction, _ in _KINDS))
+    names_among(predicts, known, what="prediction (predicts=) of a loss")
     reads = names_among(needs, FIELDS, what="field of a loss")
     extra_names = (extra,) if isinstance(extra, str) else tuple(dict.fromkeys(extra))
     for name in extra_names:
