@@ -34,6 +34,7 @@ from flowrl_graphs.reinforce_pp import reinforce_pp
 from flowrl_graphs.remax import remax
 from flowrl_graphs.reward_model import reward_model
 from flowrl_graphs.rloo import rloo
+from flowrl_graphs.self_refine import self_refine
 from flowrl_graphs.sft import sft
 
 STAGES = {
@@ -51,6 +52,7 @@ STAGES = {
     dpo: ["sft", "dpo"],
     raft: ["sft", "raft"],
     pass_at_k: ["sft", "pass_at_k"],
+    self_refine: ["sft", "self_refine"],
 }
 """The programs with a config of their own and its stages; `sft` and `grpo` are the quickstart's."""
 
@@ -79,6 +81,7 @@ STAGES = {
         ("dpo", dpo, {}),
         ("raft", raft, {}),
         ("pass_at_k", pass_at_k, {}),
+        ("self_refine", self_refine, {}),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):

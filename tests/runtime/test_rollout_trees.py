@@ -15,6 +15,7 @@ import pytest
 import flowrl as fl
 from flowrl.errors import ConfigError
 from flowrl.files import read_json_lines
+from flowrl_graphs.self_refine import self_refine
 from tests.runtime import tree_programs
 from tests.runtime.tiny_runs import CtrlC, Outcome, WatchedDisplay, outcome, resumed
 from tests.runtime.tree_programs import tree_of
@@ -175,6 +176,28 @@ def test_a_prompt_that_cannot_fit_the_model_is_refused_before_a_step(tmp_path: P
     assert "tree_programs.py:" in str(caught.value.where)
     assert "at most 20 tokens" in str(caught.value.expected)
     assert not (tmp_path / "tiny").exists()
+
+
+def test_the_ready_made_self_refinement_runs(tmp_path: Path):
+    config = tree_of("refinement", tmp_path)
+    config |= {"workflow": None, "stages": ["self_refine"], "roles": {**config["roles"]}}
+    del config["roles"]["rival"], config["roles"]["judge"]
+    asked = "{prompt}{response}="
+    config["args"] = {"ask_critique": asked, "ask_revision": asked}
+    result = fl.run(self_refine, config, display=WatchedDisplay())
+    steps = list(read_json_lines(result.folder / "metrics.jsonl"))
+    assert all(step["loss"] is not None for step in steps)
+    ends = Counter((row["rollout"], row["end"]) for row in rows_of(result.folder))
+    assert set(ends) == {
+        (rollout, "consumed") for rollout in (DRAFT, "actor.generate.2", "actor.generate.3")
+    }
+    for step in steps:
+        scores = [
+            row["score"]
+            for row in rows_of(result.folder)
+            if row["step"] == step["step"] and row["rollout"] == "actor.generate.3"
+        ]
+        assert step["extra"]["after"] == pytest.approx(np.mean(scores))
 
 
 def test_samples_that_are_evaluated_answer_held_out_prompts(refined: Path):
