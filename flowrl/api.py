@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages, trace_stages
 from flowrl.compiler.stage import of_no_stage
 from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
+from flowrl.config.executors import EXECUTORS
 from flowrl.config.load import LoadedConfig, load_config, locating
 from flowrl.config.schema import RunConfig
 from flowrl.config.user_functions import reward_reference, with_reward_references
@@ -302,7 +303,7 @@ def by_file(
     plan = settled(given, last.local.base, last.graph)
     with lines_of(path):
         for stage in stages:
-            require_local_plan(stage.with_plan(plan), in_process=config.executor == "eager")
+            require_local_plan(stage.with_plan(plan))
     return priced_here(config, last, plan) if timed else plan
 
 
@@ -397,7 +398,7 @@ def run(
     overrides: Sequence[str] = (),
     rewards: Sequence[Callable[..., object]] = (),
     display: Display | None = None,
-    executor: Literal["local", "eager"] | None = None,
+    executor: str | None = None,
 ) -> RunResult:
     """Compiles and executes a workflow; see `compile` and `Compiled.run`.
 
@@ -456,13 +457,13 @@ def eager(
     return EagerSession(compiled.config, compiled.stages, display=display)
 
 
-def _with_executor(loaded: LoadedConfig, executor: Literal["local", "eager"]) -> LoadedConfig:
-    if executor not in ("local", "eager"):
+def _with_executor(loaded: LoadedConfig, executor: str) -> LoadedConfig:
+    if executor not in EXECUTORS:
         raise ConfigError(
             "no such executor",
             where="executor",
             found=repr(executor),
-            expected="local or eager",
+            expected=f"one of {listing(EXECUTORS)}",
             hint="use one of them, or omit executor to use the configuration's",
         )
     config = loaded.config.model_copy(update={"executor": executor})

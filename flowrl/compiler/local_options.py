@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flowrl.compiler.lowering import LoweredStage
+from flowrl.config.executors import EXECUTORS
 from flowrl.config.load import LoadedConfig
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Op
@@ -90,7 +91,8 @@ def local_options(loaded: LoadedConfig, stage: LoweredStage, plan: PlacementPlan
             where=loaded.where("plan.kind"),
             may_run_ahead=stage.context.max_staleness > 0 and bool(generating),
             must_run_ahead=bool(generating) and _samples_ahead(stage),
-            in_process=loaded.config.executor == "eager" or _has_turns_of_several(stage.graph),
+            in_process=EXECUTORS[loaded.config.executor].engines == "in process"
+            or _has_turns_of_several(stage.graph),
         ),
     )
 

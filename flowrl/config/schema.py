@@ -24,6 +24,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flowrl.config.data import DataConfig, DataSource, OneSource, single_sources
+from flowrl.config.executors import ExecutorName
 from flowrl.config.rewards import RewardsConfig, RewardTerm
 from flowrl.config.roles import OptimizerConfig, RoleConfig
 from flowrl.config.section import Args, Float, Int, Refusal, Section
@@ -386,7 +387,7 @@ class RunConfig(Section):
     rewards: RewardsConfig = RewardsConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     eval: EvalConfig = EvalConfig()
-    executor: Literal["local", "eager"] = "local"
+    executor: ExecutorName = "local"
     cluster: str = "auto"
     plan: PlanConfig = PlanConfig()
     runtime: RuntimeConfig = RuntimeConfig()

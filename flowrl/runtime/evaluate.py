@@ -13,7 +13,7 @@ from flowrl.errors import ConfigError
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
-from flowrl.runtime.local.run_checks import require_runnable
+from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
 
@@ -27,7 +27,7 @@ def evaluate_local(config: RunConfig, stages: Sequence[CompiledStage]) -> list[E
         FlowError: this executor cannot run the stages, an input cannot be used, or the config
             measures nothing.
     """
-    require_runnable(config, stages)
+    executor_of(config).require_runnable(config, stages)
     with (
         TemporaryDirectory(prefix="flowrl-eval-") as parent,
         closing(RunInputs(config, stages)) as inputs,

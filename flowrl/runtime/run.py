@@ -52,7 +52,7 @@ from flowrl.runtime.driver.sources import BatchNotFilled
 from flowrl.runtime.driver.stage import Stage
 from flowrl.runtime.driver.step_report import StepResult
 from flowrl.runtime.driver.threads import Watchdog
-from flowrl.runtime.local.run_checks import require_runnable
+from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
 
@@ -101,7 +101,7 @@ def new_run(
         FlowError: this executor cannot run the stages, or the data, a reward or an environment
             cannot be used; no folder is made then.
     """
-    require_runnable(config, stages)
+    executor_of(config).require_runnable(config, stages)
     with (
         closing(RunInputs(config, stages)) as inputs,
         RunFolder.create(config.runtime.runs, config.name) as folder,

@@ -1,4 +1,4 @@
-"""The workers of a local run: policies and scorers, opened as the plan places them.
+"""The workers of a policy, and how workers are waited for.
 
 Roles that a plan puts on one device share this process and take turns on it. A policy that trains
 and generates there has one copy of its weights: the engine reads the trainer's parameters in
@@ -22,23 +22,18 @@ from flowrl.backend.plugin import Plugin
 from flowrl.backend.protocols import (
     GenerateBackend,
     PolicyContext,
-    ScoreContext,
     Service,
     TrainBackend,
 )
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError, PlanError
 from flowrl.ids import EngineId, NodeId, RoleName
-from flowrl.plan.schema import Placement, PlacementPlan
-from flowrl.runtime.local.engine_restarts import RestartableEngine
-from flowrl.runtime.scoring.pool import ScoringPool
+from flowrl.plan.schema import PlacementPlan
 
 __all__ = [
     "PolicyWorker",
     "Residency",
     "Waitable",
-    "open_policy",
-    "open_scoring",
     "require",
     "wait_for_any",
 ]
@@ -128,41 +123,6 @@ class PolicyWorker:
         if self.generate is not None:
             self.generate.close()
         self.train.close()
-
-
-def open_policy(placement: Placement, context: PolicyContext, *, generates: bool) -> PolicyWorker:
-    """Opens a policy as placed.
-
-    Raises:
-        BackendError: the plug-in is missing or cannot do what the role needs.
-    """
-    plugin = require(placement.backend, Service.TRAIN, placement.role)
-    train = plugin.open_train(context)
-    shared = generates and plugin.capabilities.shares_weights
-    worker = PolicyWorker(
-        role=context.role, context=context, train=train, generate=None, shared=shared
-    )
-    if generates:
-        require(placement.backend, Service.GENERATE, placement.role)
-        worker.generate = RestartableEngine(
-            lambda: plugin.open_generate(context, train if shared else None), worker.serve
-        )
-    return worker
-
-
-def open_scoring(
-    backend: str,
-    role: str,
-    terms: tuple[Mapping[str, object], ...],
-    *,
-    timeout_s: float,
-    workers: int,
-    memory_gb: float,
-) -> ScoringPool:
-    """Opens the scorer processes of a role."""
-    require(backend, Service.SCORE, role)
-    context = ScoreContext(role=RoleName(role), terms=terms)
-    return ScoringPool(backend, context, timeout_s=timeout_s, workers=workers, memory_gb=memory_gb)
 
 
 class Residency:

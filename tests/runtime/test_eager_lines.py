@@ -237,7 +237,7 @@ def test_a_program_that_takes_another_way_is_stopped_at_its_line(
 def test_an_unknown_executor_is_refused(tmp_path: Path):
     config = rewarded("looking", tmp_path)
     with pytest.raises(fl.ConfigError, match="no such executor"):
-        fl.run(None, config, executor="ray")  # type: ignore[arg-type]
+        fl.run(None, config, executor="spark")
 
 
 @pytest.mark.parametrize("executor", ["eager", "local"])

@@ -290,7 +290,7 @@ def test_a_program_that_runs_line_by_line_has_no_engine_processes(tmp_path: Path
     stage: CompiledStage = eager.stages[-1]
     plan = routed(with_engines(stage.plan, process="drawing"))
     with pytest.raises(PlanError, match="line by line"):
-        require_local_plan(stage.with_plan(plan), in_process=True)
+        require_local_plan(stage.with_plan(plan))
 
 
 def test_what_follows_from_who_draws_is_made_anew_in_an_edited_file(

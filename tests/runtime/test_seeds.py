@@ -18,7 +18,7 @@ class Policies(dict):
         return None
 
 
-def maker(seed):
+def maker(seed, executor=None):
     worker = SimpleNamespace(engine_id="e0", engine=None, version=0)
     config = SimpleNamespace(
         seed=seed,
@@ -28,6 +28,7 @@ def maker(seed):
     return DriverMaker(
         config,
         Policies(actor=worker),
+        executor,
         max_length=8,
         failures=None,
         beat=lambda: None,
@@ -67,12 +68,10 @@ def test_a_samples_seed_depends_on_the_runs_seed_the_rollout_and_the_sample_alon
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_an_environment_gets_the_seed_of_its_role_in_the_run(seed, monkeypatch):
+def test_an_environment_gets_the_seed_of_its_role_in_the_run(seed):
     opened = []
-    plugin = SimpleNamespace(open_environment=None)
-    monkeypatch.setattr(rollouts, "require", lambda *names: plugin)
-    monkeypatch.setattr(rollouts, "EnvironmentPool", lambda make, context: opened.append(context))
-    open_environment(maker(seed)._config, RoleName("game"))
+    executor = SimpleNamespace(open_environment=lambda backend, context: opened.append(context))
+    open_environment(executor, maker(seed)._config, RoleName("game"))
     assert [context.seed for context in opened] == [derive_seed(seed, "environment", "game")]
 
 
@@ -80,7 +79,7 @@ def test_an_environment_gets_the_seed_of_its_role_in_the_run(seed, monkeypatch):
 def test_the_episodes_of_a_group_begin_with_one_seed(seed, monkeypatch):
     made = {}
     monkeypatch.setattr(rollouts, "EpisodeEngine", lambda **arguments: made.update(arguments))
-    monkeypatch.setattr(rollouts, "open_environment", lambda config, role: None)
+    monkeypatch.setattr(rollouts, "open_environment", lambda executor, config, role: None)
     monkeypatch.setattr(rollouts, "role_of", lambda node: RoleName("game"))
     node = SimpleNamespace(attr=lambda name: 4)
     spec = SimpleNamespace(purpose="rollout/grpo", needs_states=False)

@@ -27,7 +27,7 @@ from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.checkpoint.store import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.driver.stage import part_of
-from flowrl.runtime.local.run_checks import require_runnable
+from flowrl.runtime.executor import executor_of
 from flowrl.runtime.run import config_yaml, execute, is_done
 from flowrl.runtime.setup.user_inputs import RunInputs
 
@@ -54,7 +54,7 @@ def resume_local(
         ConfigError: the last stage has fewer steps now than it has made.
         FlowError: whatever ends the run early.
     """
-    require_runnable(config, stages)
+    executor_of(config).require_runnable(config, stages)
     with RunFolder.resume(path) as folder:
         store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         checkpoint = store.latest()

@@ -32,11 +32,8 @@ _UNDO = (
 _KINDS = ("temporal", "spatial", ASYNCHRONOUS)
 
 
-def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> None:
+def require_local_plan(stage: CompiledStage) -> None:
     """Checks a stage's plan.
-
-    Args:
-        in_process: The executor generates in its own process only.
 
     Raises:
         PlanError: names what it cannot do, and what it would.
@@ -57,9 +54,9 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
     _require_same(f"{where}: operations", nodes, [operation.node for operation in base.operations])
     for i, (operation, own) in enumerate(zip(plan.operations, base.operations, strict=True)):
         _require_operation(operation, own, plan, f"{where}: operations.{i}")
-    in_process = in_process or stage.local.request.in_process
-    for role in stage.local.request.roles:
-        _require_engines(plan, role, where, in_process=in_process)
+    request = stage.local.request
+    for role in request.roles:
+        _require_engines(plan, role, where, in_process=request.in_process)
     _require_routes(plan, base, where)
     if (lack := over_budget(plan)) is not None:
         raise PlanError(

@@ -46,7 +46,7 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
-        require_local_plan(stage, in_process=config.executor == "eager")
+        require_local_plan(stage)
     if use.policy is not None and (config.data.eval is not None or config.eval.sets):
         held_out_score(config, use.policy, [GraphParts(stage.graph) for stage in stages])
 

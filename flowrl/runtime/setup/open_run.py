@@ -87,6 +87,7 @@ class OpenRun:
         self._policies = OpenPolicies(
             config,
             self._use,
+            inputs.executor,
             self._placements(),
             folder.path,
             max_length=self._max_length,
@@ -96,6 +97,7 @@ class OpenRun:
         self._drivers = DriverMaker(
             config,
             self._policies,
+            inputs.executor,
             max_length=self._max_length,
             failures=self._failures,
             beat=lambda: self.beat(),

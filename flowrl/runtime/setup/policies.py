@@ -36,9 +36,10 @@ from flowrl.runtime.driver.graph_parts import (
     refreshed_roles,
     role_of,
 )
+from flowrl.runtime.executor import Executor
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.prepared_inputs import RoleModel
-from flowrl.runtime.workers import PolicyWorker, open_policy
+from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import AdamW
 
 __all__ = [
@@ -51,6 +52,7 @@ class OpenPolicies:
     """See the module.
 
     Args:
+        executor: Opens the workers.
         placements: Placements of every role with a model.
         folder: Folder of the run.
         beat: Called whenever a worker was opened.
@@ -65,6 +67,7 @@ class OpenPolicies:
         self,
         config: RunConfig,
         use: RoleUse,
+        executor: Executor,
         placements: Mapping[RoleName, Placement],
         folder: Path,
         *,
@@ -74,6 +77,7 @@ class OpenPolicies:
     ) -> None:
         self._config = config
         self.use = use
+        self._executor = executor
         self._placements = placements
         self._folder = folder
         self._max_length = max_length
@@ -139,7 +143,7 @@ class OpenPolicies:
             num_threads=self._config.runtime.num_threads,
             head=self.use.head(role),
         )
-        return open_policy(placement, context, generates=self.use.generates(role))
+        return self._executor.open_policy(placement, context, generates=self.use.generates(role))
 
     def close(self) -> None:
         """Ends every worker; idempotent."""
@@ -152,7 +156,7 @@ class OpenPolicies:
     def open_fleet(self, role: RoleName, engines: LocalEngines) -> EngineFleet:
         """Engines of a role in processes of their own, with the weights that it has now."""
         worker = self[role]
-        fleet = EngineFleet(
+        fleet = self._executor.open_fleet(
             [EngineId(f"{role}.generate[{number}]") for number in range(engines.processes)],
             self._placements[role].backend,
             worker.context,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from flowrl.backend.environment import EnvironmentContext
-from flowrl.backend.protocols import GenerateBackend, Service
+from flowrl.backend.protocols import GenerateBackend
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.config.schema import RunConfig
@@ -41,10 +41,11 @@ from flowrl.runtime.driver.step_report import reported_score
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.executor import Executor
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.policies import OpenPolicies, derive_seed
 from flowrl.runtime.setup.scorers import OpenScorers
-from flowrl.runtime.workers import Residency, require
+from flowrl.runtime.workers import Residency
 from flowrl.specs import AdvantageSpec, FilterSpec, Grammar, Sampling
 
 __all__ = [
@@ -97,6 +98,7 @@ class DriverMaker:
     """Makes the drivers of a run, and opens the environments that they need.
 
     Args:
+        executor: Opens environments.
         max_length: Tokens of the longest sample.
         failures: Rewards and episodes that may fail.
         beat: Called whenever something moved.
@@ -107,6 +109,7 @@ class DriverMaker:
         self,
         config: RunConfig,
         policies: OpenPolicies,
+        executor: Executor,
         *,
         max_length: int,
         failures: FailureBudget,
@@ -115,6 +118,7 @@ class DriverMaker:
     ) -> None:
         self._config = config
         self._policies = policies
+        self._executor = executor
         self._max_length = max_length
         self._failures = failures
         self._beat = beat
@@ -217,7 +221,7 @@ class DriverMaker:
     def _environment(self, role: RoleName, owner: str) -> EnvironmentPool:
         """Returns the environment of a role for one user, opened when it is first needed."""
         if (role, owner) not in self._environments:
-            self._environments[role, owner] = open_environment(self._config, role)
+            self._environments[role, owner] = open_environment(self._executor, self._config, role)
         return self._environments[role, owner]
 
     def close(self) -> None:
@@ -228,14 +232,13 @@ class DriverMaker:
             self._environments.clear()
 
 
-def open_environment(config: RunConfig, role: RoleName) -> EnvironmentPool:
+def open_environment(executor: Executor, config: RunConfig, role: RoleName) -> EnvironmentPool:
     """Opens the environment of a role.
 
     Raises:
         BackendError: its backend cannot be used, or the user's class cannot be loaded.
     """
     own = config.roles[role]
-    plugin = require(own.backend, Service.ENVIRONMENT, role)
     context = EnvironmentContext(
         role=role,
         environment=own.environment or "",
@@ -243,7 +246,7 @@ def open_environment(config: RunConfig, role: RoleName) -> EnvironmentPool:
         seed=derive_seed(config.seed, "environment", role),
         timeout_s=own.timeout_s,
     )
-    return EnvironmentPool(plugin.open_environment, context)
+    return executor.open_environment(own.backend, context)
 
 
 State = Mapping[str, object]

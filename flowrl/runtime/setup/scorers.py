@@ -1,7 +1,4 @@
-"""The rule scorers of a run: a pool of processes for each reward role.
-
-With `executor=eager` they are in this process, so that breakpoints in rewards work.
-"""
+"""The rule scorers of a run, one for each reward role."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import RoleName
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.driver.graph_parts import RolloutPart, role_of
-from flowrl.runtime.scoring.in_process import open_inline_scoring
-from flowrl.runtime.workers import open_scoring
+from flowrl.runtime.executor import Executor
 
 __all__ = ["OpenScorers"]
 
@@ -28,13 +24,19 @@ class OpenScorers:
     """Opened once a run; `open` -> `of_rollout`, `of_evaluation` -> `close`.
 
     Args:
+        executor: Opens them.
         workers: Processes of each role, by the plans; others have those of the configuration.
     """
 
     def __init__(
-        self, config: RunConfig, graphs: Sequence[Graph], workers: Mapping[str, int] | None = None
+        self,
+        config: RunConfig,
+        graphs: Sequence[Graph],
+        executor: Executor,
+        workers: Mapping[str, int] | None = None,
     ) -> None:
         self._config = config
+        self._executor = executor
         self._workers = workers or {}
         scores = [node for graph in graphs for node in graph.of_op(Op.SCORE) if is_rule_score(node)]
         self._roles = tuple(dict.fromkeys(role_of(node) for node in scores))
@@ -51,16 +53,9 @@ class OpenScorers:
         config = self._config.rewards
         configured, _ = self._config.terms_of(role)
         terms = tuple(term.model_dump(mode="json") for term in configured)
-        if self._config.executor == "eager":
-            self._pools[role] = open_inline_scoring(backend, role, terms)
-            return
-        self._pools[role] = open_scoring(
-            backend,
-            role,
-            terms,
-            timeout_s=config.timeout_s,
-            workers=self._workers.get(role, config.workers),
-            memory_gb=config.memory_gb,
+        workers = self._workers.get(role, config.workers)
+        self._pools[role] = self._executor.open_scorers(
+            backend, role, terms, config, workers=workers
         )
 
     @property

@@ -36,6 +36,7 @@ from flowrl.ids import NodeId, RoleName
 from flowrl.rollout.policies import WeightedShares
 from flowrl.runtime.driver.child_prompts import ChildPrompts
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
+from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.evaluation import evaluated_rollout
 from flowrl.runtime.setup.prepared_inputs import (
     PreparedInputs,
@@ -125,6 +126,7 @@ class RunInputs:
     Attributes:
         config: The configuration, with steps in place of epochs.
         stages: The compiled stages, also with steps in place of epochs.
+        executor: Opens the workers of the run.
         scorers: Open.
         prepared_inputs: Data and models.
     """
@@ -140,7 +142,9 @@ class RunInputs:
         with ExitStack() as stack:  # of what is open where something fails
             placed = [placement for stage in stages for placement in stage.plan.placements]
             workers = {p.role: p.replicas for p in placed if p.head == "none"}
-            self.scorers = OpenScorers(config, self._graphs, workers)
+            self.executor = executor_of(config)
+            stack.callback(self.executor.close)
+            self.scorers = OpenScorers(config, self._graphs, self.executor, workers)
             stack.callback(self.scorers.close)
             self.scorers.open()
             self._try_environments()
@@ -260,4 +264,4 @@ class RunInputs:
         used = {role for graph in self._graphs for role in graph.roles}
         for name in sorted(used & set(self.config.roles)):
             if self.config.roles[name].environment is not None:
-                open_environment(self.config, RoleName(name)).close()
+                open_environment(self.executor, self.config, RoleName(name)).close()

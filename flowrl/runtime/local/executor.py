@@ -1,0 +1,97 @@
+"""The local executor: one process with the models, and processes of this machine around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from flowrl.backend.environment import EnvironmentContext
+from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
+from flowrl.compiler import CompiledStage
+from flowrl.config.rewards import RewardsConfig
+from flowrl.config.schema import RunConfig
+from flowrl.ids import EngineId, RoleName
+from flowrl.plan.schema import Placement
+from flowrl.runtime.driver.collected_batch import Scorers
+from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.local.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_restarts import RestartableEngine
+from flowrl.runtime.local.run_checks import require_runnable
+from flowrl.runtime.scoring.pool import ScoringPool
+from flowrl.runtime.workers import PolicyWorker, require
+
+__all__ = ["LocalExecutor"]
+
+
+class LocalExecutor:
+    """Opens everything on this machine; see `flowrl.runtime.executor.Executor`."""
+
+    def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+        """See `Executor`."""
+        require_runnable(config, stages)
+
+    def open_policy(
+        self, placement: Placement, context: PolicyContext, *, generates: bool
+    ) -> PolicyWorker:
+        """See `Executor`."""
+        plugin = require(placement.backend, Service.TRAIN, placement.role)
+        train = plugin.open_train(context)
+        shared = generates and plugin.capabilities.shares_weights
+        worker = PolicyWorker(
+            role=context.role, context=context, train=train, generate=None, shared=shared
+        )
+        if generates:
+            require(placement.backend, Service.GENERATE, placement.role)
+            worker.generate = RestartableEngine(
+                lambda: plugin.open_generate(context, train if shared else None), worker.serve
+            )
+        return worker
+
+    def open_fleet(
+        self,
+        names: Sequence[EngineId],
+        plugin: str,
+        context: PolicyContext,
+        *,
+        export: Callable[[Path], None],
+        fallback: Path,
+        silence_s: float,
+        cores: Sequence[int],
+    ) -> EngineFleet:
+        """See `Executor`."""
+        return EngineFleet(
+            names,
+            plugin,
+            context,
+            export=export,
+            fallback=fallback,
+            silence_s=silence_s,
+            cores=cores,
+        )
+
+    def open_scorers(
+        self,
+        backend: str,
+        role: str,
+        terms: tuple[Mapping[str, object], ...],
+        rewards: RewardsConfig,
+        *,
+        workers: int,
+    ) -> Scorers:
+        """See `Executor`."""
+        require(backend, Service.SCORE, role)
+        return ScoringPool(
+            backend,
+            ScoreContext(role=RoleName(role), terms=terms),
+            timeout_s=rewards.timeout_s,
+            workers=workers,
+            memory_gb=rewards.memory_gb,
+        )
+
+    def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
+        """See `Executor`."""
+        plugin = require(backend, Service.ENVIRONMENT, context.role)
+        return EnvironmentPool(plugin.open_environment, context)
+
+    def close(self) -> None:
+        """See `Executor`; what it has opened is closed by those who have it."""
