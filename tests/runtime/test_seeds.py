@@ -82,7 +82,9 @@ def test_the_episodes_of_a_group_begin_with_one_seed(seed, monkeypatch):
     monkeypatch.setattr(rollouts, "open_environment", lambda executor, config, role: None)
     monkeypatch.setattr(rollouts, "role_of", lambda node: RoleName("game"))
     node = SimpleNamespace(attr=lambda name: 4)
-    spec = SimpleNamespace(purpose="rollout/grpo", needs_states=False)
+    spec = SimpleNamespace(
+        role=RoleName("actor"), others=(), purpose="rollout/grpo", needs_states=False
+    )
     maker(seed)._episodes(spec, node, None, None, {}, "")
     seeds = [made["seed_of"](GroupId(group)) for group in ("0/1", "0/2")]
     assert seeds == [derive_seed(seed, "rollout/grpo/episode", group) for group in ("0/1", "0/2")]
