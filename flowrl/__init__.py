@@ -53,6 +53,7 @@ from flowrl.program import (
     Values,
     Workflow,
     advantage,
+    concat,
     filter,  # noqa: A004  (read as fl.filter)
     interact,
     is_eager,
@@ -68,6 +69,7 @@ from flowrl.program import (
     shaping,
     term,
     weighted_sum,
+    where,
     win_rate,
     workflow,
 )
@@ -118,6 +120,7 @@ __all__ = [
     "__version__",
     "advantage",
     "compile",
+    "concat",
     "cut",
     "eager",
     "filter",
@@ -142,6 +145,7 @@ __all__ = [
     "sum",
     "term",
     "weighted_sum",
+    "where",
     "win_rate",
     "workflow",
 ]

@@ -179,6 +179,8 @@ class TrainBatch:
         advantages: One value a token; a per-sample advantage is repeated over its response.
         returns: A critic's targets.
         old_values: A critic's values at the start of the step.
+        sampled: bool `[N]`, false for samples that no policy generated, whose behaviour logprobs
+            are what the program says in their place; None if all of them were generated.
         preferred: bool `[N]`; samples come in adjacent pairs, and of each pair the preferred one,
             which comes first, is true.
         extra: Fields by name that the program computed for a loss of its own, `[T]` each.
@@ -192,6 +194,7 @@ class TrainBatch:
     advantages: Floats | None = None
     returns: Floats | None = None
     old_values: Floats | None = None
+    sampled: Mask | None = None
     preferred: Mask | None = None
     extra: Mapping[str, Floats] = field(default_factory=dict)
 
@@ -209,6 +212,7 @@ class TrainBatch:
             self,
             sequences=self.sequences.select(rows),
             reference_distributions=distributions,
+            sampled=None if self.sampled is None else self.sampled[np.asarray(rows, int)],
             preferred=None if self.preferred is None else self.preferred[np.asarray(rows, int)],
             extra={name: values[places] for name, values in self.extra.items()},
             **_picked(self, _FIELDS, places),

@@ -25,7 +25,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.config.user_functions import environment_parameters, reward_reads_answer
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, score_source
-from flowrl.specs import MapSpec
+from flowrl.specs import MapSpec, RowCondition
 from flowrl.specs.advantage import MaxRL
 from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, ZeroVariance
 from flowrl.specs.maps import ROW_PREFIX
@@ -157,10 +157,11 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
 
 
 def _mapped_fields(graphs: Sequence[Graph]) -> tuple[str, ...]:
-    """Returns the fields of rows that maps read, by their paths."""
-    specs = [node.attr("spec") for graph in graphs for node in graph.of_op(Op.MAP)]
+    """Returns the fields of rows that maps and splits read, by their paths."""
+    specs = [node.attr("spec") for graph in graphs for node in graph.of_op(Op.MAP, Op.WHERE)]
     keys = [key for spec in specs if isinstance(spec, MapSpec) for key in spec.reads]
     paths = [key.removeprefix(ROW_PREFIX) for key in keys if key.startswith(ROW_PREFIX)]
+    paths += [spec.field for spec in specs if isinstance(spec, RowCondition)]
     return tuple(dict.fromkeys(paths))
 
 

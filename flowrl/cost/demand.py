@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
-from flowrl.graph.sample_sets import answered_prompts, origin_of
+from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges
 from flowrl.graph.sample_trees import parents_of
 from flowrl.specs import Replay, Sampling, SelectSpec
 from flowrl.specs.prompts import PromptTemplate
@@ -44,6 +44,9 @@ def samples_of_step(graph: Graph, node: Node, prompts: int, group_size: int) -> 
     """
     groups, reader = prompts, node
     while reader.op not in (Op.SOURCE, Op.GENERATE, Op.INTERACT):
+        if reader.op is Op.CONCAT:
+            parts = [graph.node(edge.src) for edge in sample_edges(graph, reader)]
+            return sum(samples_of_step(graph, part, prompts, group_size) for part in parts)
         spec = reader.attr("spec")
         if isinstance(spec, Replay):
             groups = spec.n
@@ -73,6 +76,11 @@ def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:
                 return _drawn(players[0], group_size) if players else group_size
             case Op.SOURCE:
                 return 2 if node.attr("data") == "pairs" else 1
+            case Op.CONCAT:
+                return sum(
+                    samples_per_prompt(graph, graph.node(edge.src), group_size)
+                    for edge in sample_edges(graph, node)
+                )
             case Op.PAIR:
                 reads = graph.in_edges(node.id)
                 return 2 * max(

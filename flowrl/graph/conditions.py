@@ -22,10 +22,11 @@ from flowrl.graph.ir import (
     node_error,
     per,
 )
-from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_nodes
-from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.sample_sets import replay_before, sampling_node
+from flowrl.graph.set_conditions import check_concat, check_join, check_replay, check_where
 from flowrl.graph.signatures import (
     LOGPROBS,
+    PART,
     PREFERRED,
     ROLLOUT_LOGPROBS,
     SCORE,
@@ -33,7 +34,7 @@ from flowrl.graph.signatures import (
     TOKEN_REWARD,
     TURN,
 )
-from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec, Sampling
+from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec
 from flowrl.specs.filters import Parsed, Turns
 from flowrl.specs.maps import Parse, split_key
 
@@ -132,36 +133,7 @@ def _check_select(graph: Graph, node: Node) -> Iterator[GraphError]:
         )
 
 
-# Sets that are joined.
-
-
-def _check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
-    """Checks that logprobs of all samples of a set are computed in one way."""
-    samplers = [g for g in sampling_nodes(graph, node) if g is not None]
-    drawn = [(g, s) for g in samplers if isinstance(s := g.attr("sampling"), Sampling)]
-    if graph.level is Level.TRACED or not drawn:
-        return
-    # Logprobs of a greedy rollout are those at temperature 1.
-    temperatures = {s.temperature or 1.0 for _, s in drawn}
-    if len(temperatures) > 1:
-        yield node_error(
-            node,
-            f"{node.id} joins samples of several temperatures, and a model reads a set at one",
-            found=", ".join(f"{g.id} at {s.temperature:g}" for g, s in drawn),
-            hint="generate them at one temperature, or update with each set by itself",
-        )
-    for generate, sampling in drawn:
-        if sampling.logprobs == "sampler":
-            yield node_error(
-                node,
-                f"{node.id} joins the samples of {generate.id}, whose logprobs repeat the "
-                "truncation of its sampling, with others",
-                hint="generate without top_p, top_k, min_p and penalties, or set "
-                "train.truncated=ignore",
-            )
-
-
-# Replayed samples.
+# Scores.
 
 
 def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
@@ -193,32 +165,6 @@ def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
             f"{node.id} scores {f'each {per_part}' if per_part else 'whole responses'}",
             found=f"separator={separator!r}",
             expected='a separator with per="step", and only then',
-        )
-
-
-def _check_replay(graph: Graph, node: Node) -> Iterator[GraphError]:
-    before = replay_before(graph, node)
-    if before is not None:
-        yield node_error(
-            node,
-            f"{node.id} holds what {before.id} returns, which is held already",
-            expected="samples of this step",
-            hint="pass the rollout, or what a filter or a selection of it returned",
-        )
-    if len(samplers := sampling_nodes(graph, node)) > 1:
-        yield node_error(
-            node,
-            f"{node.id} holds samples of several sets",
-            found=", ".join("data" if each is None else each.id for each in samplers),
-            hint="hold those of each rollout by themselves",
-        )
-    source = graph.feeding(node.id, "rollout")
-    if source is not None and parents_of(graph, graph.node(source.src)) is not None:
-        yield node_error(
-            node,
-            f"{node.id} holds samples that answer prompts made of other samples",
-            expected="samples that answer prompts of the data, which a resumed run reads again",
-            hint="hold the samples of actor.generate(prompts)",
         )
 
 
@@ -266,6 +212,11 @@ _NEEDS: Mapping[str, tuple[str, str, str]] = {
         "of the other policy",
         "pass what teacher.logprobs(rollout) returned",
     ),
+    "source": (
+        "rollout",
+        "to know which set a sample is from",
+        "pass what fl.concat returned",
+    ),
     "rewards": (
         "scores_2",
         "to have several rewards to combine",
@@ -278,6 +229,7 @@ _FIELDS: Mapping[str, tuple[Field, ...]] = {
     "logprobs": (ROLLOUT_LOGPROBS,),
     "turns": (TURN, TOKEN_REWARD, STATE),
     "token_rewards": (TOKEN_REWARD,),
+    "source": (PART,),
 }
 """The fields that the argument must carry for a field of `AdvantageBatch`."""
 
@@ -339,6 +291,13 @@ def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
         )
 
 
+_TO_CARRY = {
+    "logprobs": "pass a rollout that a role generated",
+    "source": "pass what fl.concat returned",
+}
+"""How to feed the fields that not every rollout has; the others are of episodes."""
+
+
 def _check_carried(node: Node, spec: AdvantageSpec, need: str, edge: Edge) -> Iterator[GraphError]:
     missing = [f for f in _FIELDS.get(need, ()) if f.name not in edge.fields]
     if missing:
@@ -346,11 +305,9 @@ def _check_carried(node: Node, spec: AdvantageSpec, need: str, edge: Edge) -> It
         reader = f"the KL penalty of {called(spec)}" if penalty else f"advantage {called(spec)}"
         yield node_error(
             node,
-            f"{reader} needs '{missing[0].name}' per token, "
+            f"{reader} needs '{missing[0].name}' {per(missing[0])}, "
             f"but '{edge.src}' gives {', '.join(edge.fields)}",
-            hint="pass a rollout that a role generated"
-            if need == "logprobs"
-            else "pass a rollout that fl.interact returned",
+            hint=_TO_CARRY.get(need, "pass a rollout that fl.interact returned"),
         )
 
 
@@ -575,7 +532,8 @@ _LOSS_NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 _LOSS_FIELDS: Mapping[str, tuple[Field, str]] = {
     "behaviour_logprobs": (
         ROLLOUT_LOGPROBS,
-        "pass a rollout that a role generated, or loss=fl.loss.cross_entropy()",
+        "pass a rollout that a role generated, or loss=fl.loss.cross_entropy(); of examples beside "
+        "a rollout, fl.concat(..., missing_logprob=0.0) says which logprob they have",
     ),
     "preferred": (
         PREFERRED,
@@ -651,6 +609,9 @@ def _check_extra(graph: Graph, node: Node, loss: LossSpec) -> Iterator[GraphErro
     """Checks that the fields of the user's own maps are those that the loss names."""
     edges = [e for e in graph.in_edges(node.id) if e.argument.partition("_")[0] == "extra"]
     fed = [name for edge in edges for name in edge.fields]
+    rollout = graph.feeding(node.id, "rollout")
+    if rollout is not None and PART.name in rollout.fields and PART.name in loss.extra_fields:
+        fed.append(PART.name)
     for name in loss.extra_fields:
         if name not in fed:
             yield node_error(
@@ -673,10 +634,12 @@ def _check_extra(graph: Graph, node: Node, loss: LossSpec) -> Iterator[GraphErro
 _RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
     Op.GENERATE: _check_generate,
     Op.INTERACT: _check_interact,
-    Op.PAIR: _check_join,
+    Op.PAIR: check_join,
     Op.SELECT: _check_select,
     Op.SCORE: _check_score,
-    Op.REPLAY: _check_replay,
+    Op.REPLAY: check_replay,
+    Op.CONCAT: check_concat,
+    Op.WHERE: check_where,
     Op.ADVANTAGE: _check_advantage,
     Op.MAP: _check_map,
     Op.LOG: _check_log,

@@ -1,8 +1,9 @@
 """Sets of samples: the samples to which each node refers, and those that may meet at one node.
 
-A filter and a selection make a smaller set of another, a replay one of earlier samples, and
-`fl.pair` one of two. Arguments of one node refer to the same set, but for these: the two sets of
-pairs answer the same prompts, a baseline has one score a prompt, and a map may compare what two
+A filter, a selection and `fl.where` make a smaller set of another, a replay one of earlier samples;
+`fl.pair` and `fl.concat` make one of several. Arguments of one node refer to the same set, but for
+these: the two sets of pairs answer the same prompts, values that are concatenated go with the
+samples of the same place, a baseline has one score a prompt, and a map may compare what two
 policies made of the same prompts. Between samples and those that were made of them, values go
 through `parent` and `mean_of_children` (`flowrl.graph.sample_trees`).
 """
@@ -32,9 +33,9 @@ __all__ = [
 ]
 
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
-SUBSETS = (Op.FILTER, Op.SELECT)
-"""Operations that make a smaller set of another one."""
-JOINS = (Op.PAIR,)
+SUBSETS = (Op.FILTER, Op.SELECT, Op.WHERE)
+"""Operations that make a smaller set of another one; `where` of prompts makes a set of prompts."""
+JOINS = (Op.PAIR, Op.CONCAT)
 """Operations that make a set of samples of several other sets."""
 _MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS, *JOINS, Op.REPLAY)
 _IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, *SUBSETS)
@@ -75,8 +76,11 @@ def results(graph: Graph) -> tuple[Node, ...]:
 
 def sample_edges(graph: Graph, node: Node) -> tuple[Edge, ...]:
     """Returns the edges by which a node reads samples: of one set, or of those that it joins."""
-    names = node.inputs if node.op in JOINS else ("rollout",)
-    return tuple(edge for name in names if (edge := graph.feeding(node.id, name)) is not None)
+    return tuple(
+        edge
+        for edge in graph.in_edges(node.id)
+        if edge.argument in ("preferred", "other") or edge.argument.partition("_")[0] == "rollout"
+    )
 
 
 def sampling_nodes(graph: Graph, node: Node) -> tuple[Node | None, ...]:
@@ -123,6 +127,8 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
                 yield from _check_baseline(graph, node, edges[0], edge, made)
             elif node.op is Op.PAIR:
                 yield from _check_pair(graph, node, first, other)
+            elif node.op is Op.CONCAT:
+                yield from _check_part(graph, node, edge, made)
             elif first == other:
                 continue
             elif node.op is Op.MAP and _are_side_by_side(graph, first, other):
@@ -154,12 +160,12 @@ def _suggestion(graph: Graph, node: Node, first: Node, other: Node) -> str:
     if smaller is None or origin_of(graph, first) != origin_of(graph, other):
         return f"pass what was made of the samples of '{first.id}' throughout"
     spec = smaller.attr("spec")
-    assert isinstance(spec, FilterSpec | SelectSpec)
-    kind = f"fl.{spec.family}.{spec.kind}"
-    after = "a filter" if smaller.op is Op.FILTER else "a selection"
-    return (
-        f"after {after}, use what it returned everywhere: rollout, scores = {kind}(rollout, scores)"
-    )
+    if isinstance(spec, FilterSpec | SelectSpec):
+        call = f"fl.{spec.family}.{spec.kind}(rollout, scores)"
+        after = "a filter" if smaller.op is Op.FILTER else "a selection"
+    else:
+        call, after = "fl.where((rollout, scores), row=...)", "fl.where"
+    return f"after {after}, use what it returned everywhere: rollout, scores = {call}"
 
 
 def origin_of(graph: Graph, maker: Node, of: tuple[Op, ...] = SUBSETS) -> Node:
@@ -246,6 +252,31 @@ def _sure_size(graph: Graph, maker: Node) -> object:
     """Returns the samples of a set for each prompt that has any; None if it is not known yet."""
     maker = origin_of(graph, maker, (Op.FILTER,))
     return None if isinstance(maker.attr("spec"), Threshold) else _group_size(graph, maker)
+
+
+# Sets one behind the other.
+
+
+def _check_part(graph: Graph, node: Node, edge: Edge, made: dict[str, str]) -> Iterator[GraphError]:
+    """Checks that values are of the samples that they go with, and that no set comes twice."""
+    name, _, number = edge.argument.partition("_")
+    samples = graph.feeding(node.id, "rollout" + (f"_{number}" if number else ""))
+    if samples is None:
+        return  # the signature reports it
+    if name != "rollout" and made[samples.src] != made[edge.src]:
+        yield node_error(
+            node,
+            f"{node.id} joins the samples of '{made[samples.src]}' with {name} of the samples of "
+            f"'{made[edge.src]}'",
+            hint="put the values of each set beside it: fl.concat((a, a_scores), (b, b_scores))",
+        )
+    before = [e for e in sample_edges(graph, node) if e.argument != edge.argument]
+    if name == "rollout" and any(made[e.src] == made[edge.src] for e in before):
+        yield node_error(
+            node,
+            f"{node.id} gets the samples of '{made[edge.src]}' twice",
+            hint="join sets of different samples, and pass each once",
+        )
 
 
 # Two rollouts side by side.

@@ -6,13 +6,13 @@ from flowrl.graph.ir import Graph, Node, Op
 
 __all__ = ["score_source", "scoring_nodes"]
 
-_PASSES_ON = (Op.FILTER, Op.SELECT, Op.REPLAY)
-_COMPUTE = (Op.MAP, Op.ADVANTAGE, Op.PARENT, Op.MEAN_OF_CHILDREN)
+_PASSES_ON = (Op.FILTER, Op.SELECT, Op.WHERE, Op.REPLAY)
+_COMPUTE = (Op.MAP, Op.ADVANTAGE, Op.PARENT, Op.MEAN_OF_CHILDREN, Op.CONCAT)
 _SCORE = "score"
 
 
 def score_source(graph: Graph, node_id: str, argument: str = "scores") -> Node | None:
-    """Returns the node whose scores an argument reads, through filters, selections and replays."""
+    """Returns the node whose scores an argument reads, through subsets and replays."""
     while True:
         edge = graph.feeding(node_id, argument)
         if edge is None:

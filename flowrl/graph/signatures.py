@@ -7,7 +7,7 @@ reference logprobs) are in `flowrl.graph.conditions` and `flowrl.graph.condition
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from flowrl.graph.ir import DType, Field, Level, Op, Unit
@@ -20,6 +20,7 @@ from flowrl.specs import (
     MapSpec,
     PromptsSpec,
     Replay,
+    RowCondition,
     Sampling,
     SelectSpec,
 )
@@ -28,10 +29,12 @@ from flowrl.specs.cut import CutLeastLikely
 
 __all__ = [
     "ADVANTAGE",
+    "CARRIED",
     "COMMON_ATTRS",
     "FORWARD_PASSES",
     "LOGPROBS",
     "OBSERVATION",
+    "PART",
     "PREFERRED",
     "PROMPT",
     "RESPONSE_MASK",
@@ -69,6 +72,8 @@ VALUES = Field(name="values", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 """A critic's value of the state before each response token."""
 RETURNS = Field(name="returns", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 """The targets that a critic learns."""
+PART = Field(name="source", dtype=DType.INT64, unit=Unit.SAMPLES)
+"""The place of a sample's set among those that were joined, from 0."""
 PREFERRED = Field(name="preferred", dtype=DType.BOOL, unit=Unit.SAMPLES)
 """Marks the preferred sample of a pair."""
 OBSERVATION = Field(name="observation", dtype=DType.INT64, unit=Unit.TOKENS)
@@ -215,8 +220,16 @@ FORWARD_PASSES = (Op.LOGPROBS, Op.VALUES, Op.SCORE)
 _SAMPLES = (TOKENS, RESPONSE_MASK)
 _EPISODE = (TURN, TOKEN_REWARD, STATE)
 _ROLLOUT = Argument(
-    name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, *_EPISODE)
+    name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, PART, *_EPISODE)
 )
+CARRIED: tuple[Argument, ...] = (
+    Argument(name="scores", fields=(SCORE,), required=False, many=True),
+    Argument(name="logprobs", fields=(LOGPROBS,), required=False, many=True),
+    Argument(
+        name="advantages", fields=(ADVANTAGE,), also=(TOKEN_ADVANTAGE,), required=False, many=True
+    ),
+)
+"""Values of samples that go with them where `fl.where` and `fl.concat` make another set."""
 _RECEIVERS = Argument(name="rollout", fields=(RESPONSE_MASK,))
 _WEIGHTS_OF_LAST_STEP = Argument(name="weights", fields=(WEIGHTS,), required=False, carried=True)
 _WEIGHTS_OF_UPDATE = Argument(name="weights", fields=(WEIGHTS,), required=False)
@@ -292,7 +305,7 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 Argument(
                     name="rollout",
                     fields=(RESPONSE_MASK,),
-                    optional_fields=(ROLLOUT_LOGPROBS, *_EPISODE),
+                    optional_fields=(ROLLOUT_LOGPROBS, PART, *_EPISODE),
                     required=False,
                 ),
                 Argument(name="reference", fields=(LOGPROBS,), required=False),
@@ -317,6 +330,29 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             has_role=False,
             arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
             attrs=(AttrRule(name="spec", types=(Replay,), filled=Level.TRACED),),
+        ),
+        Op.WHERE: Signature(
+            has_role=False,
+            arguments=(
+                Argument(name="prompts", fields=(PROMPT,), required=False),
+                replace(_ROLLOUT, required=False),
+                *CARRIED,
+            ),
+            attrs=(AttrRule(name="spec", types=(RowCondition,), filled=Level.TRACED),),
+        ),
+        Op.CONCAT: Signature(
+            has_role=False,
+            arguments=(
+                Argument(
+                    name="rollout",
+                    fields=_SAMPLES,
+                    optional_fields=(ROLLOUT_LOGPROBS, *_EPISODE),
+                    many=True,
+                ),
+                *CARRIED,
+            ),
+            # The logprob of tokens that no policy sampled, where a loss is to read one.
+            attrs=(AttrRule(name="missing_logprob", types=(float, int)),),
         ),
         Op.PAIR: Signature(
             has_role=False,
@@ -351,7 +387,9 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             has_role=True,
             arguments=(
                 Argument(
-                    name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED)
+                    name="rollout",
+                    fields=_SAMPLES,
+                    optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, PART),
                 ),
                 Argument(name="rewards", fields=(SCORE,), required=False, until=Level.TRACED),
                 Argument(

@@ -13,13 +13,15 @@ __all__ = ["is_rule_score", "scores_at_once", "streaming_nodes"]
 def streaming_nodes(graph: Graph) -> set[NodeId]:
     """Returns the nodes whose result for a group follows from the group alone, once it is scored.
 
-    They are rollouts, scores by rules, maps that look at one sample alone, and filters that read
-    such scores.
+    They are rollouts, scores of their samples by rules, maps that look at one sample alone, and
+    filters that read such scores.
     """
     made = sample_sets(graph)
     found: set[NodeId] = set()
     for node in graph.nodes:
-        if node.op in (Op.GENERATE, Op.INTERACT) or is_rule_score(node):
+        if node.op in (Op.GENERATE, Op.INTERACT) or (
+            is_rule_score(node) and _is_of_rollout(graph, graph.node(made[node.id]))
+        ):
             found.add(node.id)
             continue
         spec = node.attr("spec")
@@ -30,6 +32,15 @@ def streaming_nodes(graph: Graph) -> set[NodeId]:
         if len(origins) == 1 and all(source in found for source in reads):
             found.add(node.id)
     return found
+
+
+def _is_of_rollout(graph: Graph, maker: Node) -> bool:
+    """True if a set is a rollout, or what filters and selections keep of it.
+
+    A rollout's driver scores all of its samples. What is known of a part of them by row, of joined
+    sets and of data is scored when the batch is there.
+    """
+    return origin_of(graph, maker, (Op.FILTER, Op.SELECT)).op in (Op.GENERATE, Op.INTERACT)
 
 
 def is_rule_score(node: Node) -> bool:

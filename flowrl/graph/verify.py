@@ -27,6 +27,7 @@ from flowrl.graph.sample_sets import check_sample_sets, results
 from flowrl.graph.sample_trees import check_sample_trees
 from flowrl.graph.signatures import (
     FORWARD_PASSES,
+    PART,
     PREFERRED,
     PROMPT,
     RESPONSE_MASK,
@@ -310,6 +311,8 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
         read = [name for edge in graph.in_edges(node.id) for name in edge.fields]
         if node.op is Op.PAIR or getattr(spec, "pairs", False):
             read.append(PREFERRED.name)
+        if node.op is Op.CONCAT:
+            read.append(PART.name)
         for field in node.outputs:
             if field.name not in read:
                 yield node_error(

@@ -14,7 +14,14 @@ from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
 from flowrl.graph.ir import called, node_error
 from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_nodes
-from flowrl.graph.signatures import LOGPROBS, PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
+from flowrl.graph.signatures import (
+    LOGPROBS,
+    PART,
+    PREFERRED,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    TOKENS,
+)
 from flowrl.ids import NodeId
 from flowrl.passes.context import Context, Decision
 from flowrl.passes.settle_truncation import changed_options, includes_truncation
@@ -232,6 +239,8 @@ def _read_fields(update: Node, loss: LossSpec) -> tuple[str, ...]:
         fields.append(ROLLOUT_LOGPROBS.name)
     if "preferred" in loss.needs:
         fields.append(PREFERRED.name)
+    if PART.name in loss.needs:
+        fields.append(PART.name)
     return tuple(fields)
 
 

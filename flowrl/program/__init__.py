@@ -21,7 +21,7 @@ from flowrl.program.judging import parse, win_rate
 from flowrl.program.policy import Policy, interact
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
-from flowrl.program.sets import Examples, Pairs, pair
+from flowrl.program.sets import Examples, Pairs, concat, pair, where
 from flowrl.program.sums import sum_of, term
 from flowrl.program.tracer import is_eager
 from flowrl.program.workflow import Workflow, workflow
@@ -48,6 +48,7 @@ __all__ = [
     "Values",
     "Workflow",
     "advantage",
+    "concat",
     "filter",
     "import_file",
     "interact",
@@ -67,6 +68,7 @@ __all__ = [
     "sum_of",
     "term",
     "weighted_sum",
+    "where",
     "win_rate",
     "workflow",
 ]

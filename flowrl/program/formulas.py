@@ -19,6 +19,7 @@ from flowrl.graph.ir import Field, Op, Unit, called, held_field, names_of
 from flowrl.graph.signatures import (
     ADVANTAGE,
     LOGPROBS,
+    PART,
     PREFERRED,
     PROMPT,
     RESPONSE_MASK,
@@ -113,7 +114,9 @@ def add_advantage(
         if each is not None or spec.needs_scores:
             scored = check_handle(each, Scores, operation=name, argument="scores")
             reads["scores" if place == 1 else f"scores_{place}"] = scored.read()
-    if rollout is not None or {"mask", "turns", "logprobs", "token_rewards"} & set(spec.needs):
+    if rollout is not None or {"mask", "turns", "logprobs", "token_rewards", "source"} & set(
+        spec.needs
+    ):
         samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
         wanted = _fields_read(spec, penalised=reference is not None)
         reads["rollout"] = Read(samples.node, tuple(f for f in samples.fields if f in wanted))
@@ -144,6 +147,8 @@ def _fields_read(spec: AdvantageSpec, *, penalised: bool) -> list[Field]:
         fields += (TURN, TOKEN_REWARD, STATE)
     if spec.gives_returns or isinstance(spec, _REWARDS_TO_GO) or "token_rewards" in spec.needs:
         fields.append(TOKEN_REWARD)
+    if "source" in spec.needs:
+        fields.append(PART)
     return fields
 
 

@@ -6,15 +6,57 @@ pairs = fl.pair(preferred=solutions, other=rollout)       # what SPIN learns fro
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, overload
 
+from flowrl.errors import TraceError
 from flowrl.graph.ir import Field, Op
-from flowrl.graph.signatures import PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
-from flowrl.program.handles import Prompts, Samples
-from flowrl.program.operation import current_tracer, operation, reads_of, refuse_argument
+from flowrl.graph.signatures import (
+    PART,
+    PREFERRED,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    STATE,
+    TOKEN_REWARD,
+    TOKENS,
+    TURN,
+)
+from flowrl.program.handles import (
+    Advantages,
+    Handle,
+    Logprobs,
+    Prompts,
+    Rollout,
+    Samples,
+    Scores,
+)
+from flowrl.program.operation import (
+    check_handle,
+    current_tracer,
+    operation,
+    reads_of,
+    refuse_argument,
+)
+from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
+from flowrl.specs import RowCondition, Scalar
 
-__all__ = ["Examples", "Pairs", "pair"]
+__all__ = ["Examples", "Pairs", "concat", "pair", "where"]
+
+
+class _Unset(Enum):
+    UNSET = "not given"
+
+
+Unset: TypeAlias = Literal[_Unset.UNSET]
+UNSET: Final = _Unset.UNSET
+"""A value that a row's field may be compared with can be anything else, None too."""
+
+_Set = TypeVar("_Set", bound=Prompts | Samples)
+_A = TypeVar("_A", Scores, Logprobs, Advantages)
+_B = TypeVar("_B", Scores, Logprobs, Advantages)
+_S = TypeVar("_S", bound=Samples)
 
 
 class RowSamples(Samples):
@@ -122,3 +164,234 @@ def pair(*, preferred: Samples, other: Samples) -> Pairs:
     outputs = (*fields, PREFERRED)
     tracer = current_tracer("fl.pair")
     return Pairs(tracer, tracer.add(Op.PAIR, name="pair", reads=reads, outputs=outputs), outputs)
+
+
+# Parts of sets.
+
+
+@overload
+def where(
+    given: _Set,
+    *,
+    row: str,
+    equals: Scalar | Unset = ...,
+    one_of: Collection[Scalar] | None = ...,
+    none_of: Collection[Scalar] | None = ...,
+) -> _Set: ...
+
+
+@overload
+def where(
+    given: tuple[_S, _A],
+    *,
+    row: str,
+    equals: Scalar | Unset = ...,
+    one_of: Collection[Scalar] | None = ...,
+    none_of: Collection[Scalar] | None = ...,
+) -> tuple[_S, _A]: ...
+
+
+@overload
+def where(
+    given: tuple[_S, _A, _B],
+    *,
+    row: str,
+    equals: Scalar | Unset = ...,
+    one_of: Collection[Scalar] | None = ...,
+    none_of: Collection[Scalar] | None = ...,
+) -> tuple[_S, _A, _B]: ...
+
+
+@operation
+def where(
+    given: Any,
+    *,
+    row: str,
+    equals: Scalar | Unset = UNSET,
+    one_of: Collection[Scalar] | None = None,
+    none_of: Collection[Scalar] | None = None,
+) -> Any:
+    """The prompts or samples of those data rows whose field has a value.
+
+    How many they are differs from step to step.
+
+    Args:
+        given: Prompts of the data, samples, or samples with values of theirs: `(rollout, scores)`.
+        row: The field of the rows; one inside another is `meta.topic`.
+        equals: The value that the field has; or one of these two:
+        one_of: Values of which it has one.
+        none_of: Values of which it has none: the rest of the rows.
+    """
+    name = "fl.where"
+    condition = _condition(name, row, equals, one_of, none_of)
+    handles = given if isinstance(given, tuple) else (given,)
+    if isinstance(given, Prompts):
+        reads = reads_of(name, {"prompts": (given, Prompts)})
+    else:
+        reads = _reads_of_part(name, handles, "")
+    tracer = current_tracer(name)
+    outputs = tuple(field for read in reads.values() for field in read.fields)
+    attrs = {"spec": condition}
+    node = tracer.add(Op.WHERE, name="where", reads=reads, outputs=outputs, attrs=attrs)
+    made = tuple(type(handle)(tracer, node, handle.fields) for handle in handles)
+    return made if isinstance(given, tuple) else made[0]
+
+
+def _condition(
+    name: str,
+    row: object,
+    equals: Scalar | Unset,
+    one_of: Collection[Scalar] | None,
+    none_of: Collection[Scalar] | None,
+) -> RowCondition:
+    asked = {"equals": None if equals is UNSET else [equals], "one_of": one_of, "none_of": none_of}
+    written = [argument for argument, values in asked.items() if values is not None]
+    if len(written) != 1:
+        raise TraceError(
+            f"{name} needs one of equals=, one_of= and none_of=",
+            where=str(user_line()),
+            found=" and ".join(f"{argument}=" for argument in written) or "none of them",
+            hint='write row="topic", equals="maths"',
+        )
+    (argument,) = written
+    values: Any = asked[argument]
+    if not isinstance(row, str) or not row.strip():
+        raise refuse_argument(name, "row", row, "the name of a field of the data rows")
+    scalars = isinstance(values, Collection) and not isinstance(values, str | bytes | Handle)
+    scalars = scalars and all(
+        value is None or isinstance(value, str | int | float) for value in values
+    )
+    if not scalars or not values:
+        raise refuse_argument(
+            name,
+            argument,
+            equals if argument == "equals" else values,
+            "a string, a number, True, False or None"
+            if argument == "equals"
+            else "a list of strings, numbers, True, False or None",
+        )
+    ordered = sorted(values, key=repr) if isinstance(values, set | frozenset) else values
+    return RowCondition.of(row.strip(), ordered, excluded=argument == "none_of")
+
+
+def _reads_of_part(name: str, handles: Sequence[object], number: str) -> dict[str, Read]:
+    """Returns what feeds the arguments of one set: its samples, and values of theirs."""
+    first = handles[0] if handles else None
+    samples = check_handle(first, Samples, operation=name, argument="samples")
+    reads = {f"rollout{number}": samples.read()}
+    for handle in handles[1:]:
+        argument = next((a for kind, a in _CARRIED.items() if isinstance(handle, kind)), None)
+        if argument is None or f"{argument}{number}" in reads:
+            raise refuse_argument(
+                name,
+                "samples",
+                handle,
+                "the samples, and then scores, logprobs and advantages of them, one of each",
+                "compute other values on what is returned",
+            )
+        value = check_handle(handle, Handle, operation=name, argument=argument)
+        reads[f"{argument}{number}"] = value.read()
+    return reads
+
+
+_CARRIED: Mapping[type[Handle], str] = {
+    Scores: "scores",
+    Logprobs: "logprobs",
+    Advantages: "advantages",
+}
+"""Values that may go with samples, and the arguments that they feed."""
+
+
+# Sets of several sets.
+
+
+@overload
+def concat(*parts: Samples, missing_logprob: float | None = ...) -> Rollout: ...
+
+
+@overload
+def concat(
+    *parts: tuple[Samples, _A], missing_logprob: float | None = ...
+) -> tuple[Rollout, _A]: ...
+
+
+@overload
+def concat(
+    *parts: tuple[Samples, _A, _B], missing_logprob: float | None = ...
+) -> tuple[Rollout, _A, _B]: ...
+
+
+@operation
+def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
+    """One set of the samples of several, in which those of a prompt are one group.
+
+    A prompt that only one of the sets has keeps the samples that it has there. The field `source`
+    is the place of a sample's set among the arguments, from 0: maps and losses of your own read it
+    by this name (`extra=("source",)` of a loss), and so do advantages (`needs=("source",)`).
+
+    Args:
+        parts: Sets of samples; or each with values of its samples, `(rollout, scores)`, which are
+            joined in the same way: scores, logprobs and advantages.
+        missing_logprob: What losses read as the logprob of tokens that no policy sampled, of
+            examples beside a rollout. 0.0 takes their probability as 1, as LUFFY does (Yan et al.,
+            2025, arXiv:2504.14945). Without it, such a set has no `rollout_logprobs`, and losses
+            that read these refuse it.
+    """
+    name = "fl.concat"
+    tupled = [isinstance(part, tuple) for part in parts]
+    if len(parts) < 2 or len(set(tupled)) > 1:
+        raise refuse_argument(
+            name,
+            "parts",
+            tuple(parts),
+            "two or more sets of samples, either all alone or all with their values",
+            "write fl.concat(a, b), or rollout, scores = fl.concat((a, a_scores), (b, b_scores))",
+        )
+    if missing_logprob is not None and not _is_logprob(missing_logprob):
+        raise refuse_argument(name, "missing_logprob", missing_logprob, "a number of at most 0")
+    reads: dict[str, Read] = {}
+    kinds: list[list[type[Handle]]] = []
+    for number, part in enumerate(parts, 1):
+        handles = part if isinstance(part, tuple) else (part,)
+        reads |= _reads_of_part(name, handles, "" if number == 1 else f"_{number}")
+        kinds.append([type(handle) for handle in handles[1:]])
+        if isinstance(handles[0], Pairs):
+            raise refuse_argument(
+                name, "parts", handles[0], "samples that are not paired", "join them before fl.pair"
+            )
+    if any(kind != kinds[0] for kind in kinds):
+        raise refuse_argument(
+            name, "parts", tuple(parts), "sets with the same kinds of values in the same order"
+        )
+    fields = _joined_fields(reads, missing_logprob)
+    values = tuple(
+        field
+        for argument, read in reads.items()
+        if argument in _CARRIED.values()
+        for field in read.fields
+    )
+    tracer = current_tracer(name)
+    node = tracer.add(
+        Op.CONCAT,
+        name="concat",
+        reads=reads,
+        outputs=(*fields, *values),
+        attrs={"missing_logprob": None if missing_logprob is None else float(missing_logprob)},
+    )
+    joined = Rollout(tracer, node, fields)
+    if not tupled[0]:
+        return joined
+    return (joined, *(type(h)(tracer, node, h.fields) for h in parts[0][1:]))
+
+
+def _is_logprob(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value <= 0
+
+
+def _joined_fields(reads: Mapping[str, Read], missing_logprob: float | None) -> tuple[Field, ...]:
+    """Returns the fields of joined samples: those that all parts have, and `source`."""
+    parts = [read.fields for argument, read in reads.items() if argument.startswith("rollout")]
+    episodes = [field for field in (TURN, TOKEN_REWARD, STATE) if any(field in p for p in parts)]
+    logprobs = missing_logprob is not None or all(ROLLOUT_LOGPROBS in part for part in parts)
+    sampled = (ROLLOUT_LOGPROBS,) if logprobs else ()
+    return (TOKENS, RESPONSE_MASK, *sampled, *episodes, PART)

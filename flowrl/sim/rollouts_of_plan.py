@@ -10,7 +10,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.graph.sample_sets import JOINS
+from flowrl.graph.sample_sets import JOINS, SUBSETS
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
@@ -90,7 +90,7 @@ def origins_of(graph: Graph) -> Mapping[str, str]:
     for node in graph.nodes:
         maker = made[node.id]
         reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
-        if node.op in (Op.FILTER, Op.SELECT, Op.REPLAY, *JOINS):
+        if node.op in (*SUBSETS, Op.REPLAY, *JOINS):
             origins = [found[source] for source in reads]
             drawn = [name for name in origins if graph.node(name).op is not Op.SOURCE]
             found[node.id] = (drawn or origins)[0]

@@ -13,6 +13,7 @@ from flowrl.specs.loss import CrossEntropy, LossSpec, OwnLoss, PolicyClip
 from flowrl.specs.maps import MapSpec
 from flowrl.specs.prompts import PromptsSpec
 from flowrl.specs.replay import Replay
+from flowrl.specs.rows import RowCondition
 
 __all__ = [
     "KL",
@@ -29,6 +30,7 @@ __all__ = [
     "PolicyClip",
     "PromptsSpec",
     "Replay",
+    "RowCondition",
     "Sampling",
     "Scalar",
     "SelectSpec",

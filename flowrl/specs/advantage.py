@@ -407,6 +407,7 @@ FIELDS = (
     "turns",
     "token_rewards",
     "process_rewards",
+    "source",
 )
 """The fields of `AdvantageBatch` that an own advantage may declare. It always gets scores and
 groups."""

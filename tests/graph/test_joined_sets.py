@@ -154,3 +154,152 @@ def test_rows_of_prompts_that_nothing_uses_are_refused():
 
     with pytest.raises(TraceError, match="nothing uses what examples makes"):
         program.trace()
+
+
+# Parts of sets by row, and sets one behind the other.
+
+
+def mixing(make: Callable[..., Any], loss: Any = None) -> fl.Workflow:
+    """A program that learns from the samples and scores that `make` gives."""
+
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward, game: fl.Environment):
+        rollout, scores = make(locals())
+        actor.update(rollout, scores, loss=loss or fl.loss.policy_clip(0.2))
+
+    return program
+
+
+def demonstrations(of: dict[str, Any], **options: Any) -> Any:
+    rollout, solutions = of["actor"].generate(of["prompts"], n=3), fl.Examples.of(of["prompts"])
+    scores = of["judge"].score(rollout), of["judge"].score(solutions)
+    return fl.concat((rollout, scores[0]), (solutions, scores[1]), **options)
+
+
+def by_topic(of: dict[str, Any]) -> Any:
+    sums = fl.where(of["prompts"], row="meta.topic", equals="sums")
+    games = fl.where(of["prompts"], row="meta.topic", none_of=["sums", 3, True])
+    rollout = of["actor"].generate(sums, n=2)
+    episodes = fl.interact(of["actor"], of["game"], games, n=4)
+    return fl.concat((rollout, of["judge"].score(rollout)), episodes)
+
+
+@pytest.mark.parametrize("make", [by_topic, lambda of: demonstrations(of, missing_logprob=0.0)])
+def test_splits_and_joins_are_written_and_read(make: Callable[..., Any]):
+    for graph in (mixing(make).trace(), lower(mixing(make))):
+        assert str(parse(str(graph))) == str(graph)
+        assert graph_from_json(graph_to_json(graph)) == graph
+
+
+def test_a_split_gives_prompts_and_a_join_says_where_each_sample_is_from():
+    graph = lower(mixing(by_topic))
+    assert str(graph.node("where").attr("spec")) == 'row(field="meta.topic", values="[\\"sums\\"]")'
+    rest = graph.node("where.2").attr("spec")
+    assert [rest.accepts(value) for value in ("sums", "chess", 3, 1, True)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    outputs = [field.name for field in graph.node("concat").outputs]
+    assert outputs == [
+        *("tokens", "response_mask", "rollout_logprobs", "turn", "token_reward", "state"),
+        *("source", "score"),
+    ]
+    # A step's prompts may all be of one topic: a bound.
+    assert samples_per_prompt(graph, graph.node("actor.update"), group_size=8) == 6
+
+
+def test_demonstrations_have_a_logprob_only_where_the_program_says_so():
+    with pytest.raises(GraphError, match="needs 'rollout_logprobs'") as refused:
+        mixing(demonstrations).trace()
+    assert refused.value.hint is not None
+    assert "missing_logprob=0.0" in refused.value.hint
+    graph = lower(mixing(lambda of: demonstrations(of, missing_logprob=0.0)))
+    assert graph.node("concat").attr("missing_logprob") == 0.0
+    assert graph.node("actor.update").attr("behaviour_logprobs") == "rollout_logprobs"
+    # Without a loss that reads them they are samples to imitate.
+    imitated = lower(mixing(lambda of: demonstrations(of), loss=fl.loss.reinforce()))
+    assert imitated.node("concat").output("rollout_logprobs") is None
+
+
+def test_stale_samples_among_the_joined_ones_need_a_loss_that_corrects():
+    stale = mixing(lambda of: demonstrations(of, missing_logprob=0.0), fl.loss.reinforce())
+    with pytest.raises(GraphError, match="up to 2 publications old"):
+        run_passes(stale.trace(), Context(max_staleness=2))
+
+
+def with_scores_of_others(of: dict[str, Any]) -> Any:
+    first, second = (of["actor"].generate(of["prompts"], n=2) for _ in range(2))
+    scores = of["judge"].score(first)
+    return fl.concat((first, scores), (second, scores))
+
+
+def twice(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(of["prompts"], n=2)
+    scores = of["judge"].score(rollout)
+    return fl.concat((rollout, scores), (rollout, scores))
+
+
+def one_alone(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(of["prompts"], n=2)
+    return fl.concat((rollout, of["judge"].score(rollout)), rollout)
+
+
+def only_one(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(of["prompts"], n=2)
+    return fl.concat((rollout, of["judge"].score(rollout)))
+
+
+def without_scores(of: dict[str, Any]) -> Any:
+    rollout, solutions = of["actor"].generate(of["prompts"], n=2), fl.Examples.of(of["prompts"])
+    return fl.concat((rollout, of["judge"].score(rollout)), (solutions,))
+
+
+def needless(of: dict[str, Any]) -> Any:
+    rollouts = [of["actor"].generate(of["prompts"], n=2) for _ in range(2)]
+    return fl.concat(*((r, of["judge"].score(r)) for r in rollouts), missing_logprob=0.0)
+
+
+def without_a_condition(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(fl.where(of["prompts"], row="topic"))
+    return rollout, of["judge"].score(rollout)
+
+
+def with_two_conditions(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(fl.where(of["prompts"], row="topic", equals=1, none_of=[2]))
+    return rollout, of["judge"].score(rollout)
+
+
+def by_a_handle(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(of["prompts"])
+    scores = of["judge"].score(rollout)
+    return fl.where((rollout, scores), row="topic", equals=scores)
+
+
+def before_and_after(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(of["prompts"])
+    return fl.where(rollout, row="topic", equals="sums"), of["judge"].score(rollout)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (with_scores_of_others, GraphError, "with scores of the samples of 'actor.generate'"),
+        (twice, GraphError, "gets the samples of 'actor.generate' twice"),
+        (one_alone, TraceError, "either all alone or all with their values"),
+        (only_one, TraceError, "two or more sets"),
+        (without_scores, TraceError, "the same kinds of values"),
+        (needless, GraphError, "every set has the logprobs"),
+        (without_a_condition, TraceError, "one of equals=, one_of= and none_of="),
+        (with_two_conditions, TraceError, "found: equals= and none_of="),
+        (by_a_handle, TraceError, "fl.where cannot take this 'equals'"),
+        (before_and_after, GraphError, r"rollout, scores = fl.where\(\(rollout, scores\)"),
+    ],
+)
+def test_splits_and_joins_without_a_meaning_are_refused(
+    make: Callable[..., Any], error: type[FlowError], says: str
+):
+    with pytest.raises(error, match=says):
+        mixing(make).trace()

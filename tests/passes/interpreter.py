@@ -24,6 +24,7 @@ from flowrl.specs import (
     CrossEntropy,
     LossSpec,
     MapSpec,
+    RowCondition,
     Sampling,
     SelectSpec,
     Spec,
@@ -112,6 +113,10 @@ def _run(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) ->
             return _source(str(node.attr("data")), world.step)
         case Op.PAIR:
             return _pair(given["preferred"], given["other"])
+        case Op.WHERE:
+            return _where(node, given)
+        case Op.CONCAT:
+            return _concat(node, given)
         case Op.GENERATE:
             return _generate(node, given["prompts"]["prompt"], given, world)
         case Op.SCORE if node.attr("by") == "model":
@@ -255,6 +260,38 @@ def _select(node: Node, rollout: Fields, scores: Array) -> Fields:
     if spec.pairs:
         kept["preferred"] = np.tile([1.0, 0.0], len(rows) // 2)
     return kept
+
+
+def _where(node: Node, given: Mapping[str, Fields]) -> Fields:
+    """Prompts and groups of every other place, or the others."""
+    spec = node.attr("spec")
+    assert isinstance(spec, RowCondition)
+    if "prompts" in given:
+        prompts = given["prompts"]["prompt"]
+        return {"prompt": prompts[np.arange(len(prompts)) % 2 == spec.excluded]}
+    fields = {name: values for part in given.values() for name, values in part.items()}
+    keep = given["rollout"][GROUP] % 2 == spec.excluded
+    return {name: values[keep] for name, values in fields.items()}
+
+
+def _concat(node: Node, given: Mapping[str, Fields]) -> Fields:
+    sizes = [len(part["tokens"]) for name, part in given.items() if name.startswith("rollout")]
+    merged: list[Fields] = [{} for _ in sizes]
+    for name, fields in given.items():
+        merged[int(name.partition("_")[2] or 1) - 1] |= fields
+    missing = node.attr("missing_logprob")
+    joined = {
+        name: np.concatenate(
+            [
+                part.get(name, np.full((size, LENGTH), missing))
+                for part, size in zip(merged, sizes, strict=True)
+            ]
+        )
+        for name in (GROUP, *(field.name for field in node.outputs if field.name != "source"))
+    }
+    joined["source"] = np.repeat(np.arange(len(sizes), dtype=float), sizes)
+    order = np.argsort(joined[GROUP], kind="stable")
+    return {name: values[order] for name, values in joined.items()}
 
 
 def _pair(preferred: Fields, other: Fields) -> Fields:

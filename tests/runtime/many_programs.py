@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import flowrl as fl
 from tests.runtime.tiny_runs import REWARD, tiny_config
 
@@ -195,6 +197,36 @@ def preferred_solutions(prompts: fl.Prompts, *, actor: fl.Policy, reference: fl.
     reference.sync(actor, every=2)
 
 
+@fl.advantage.own(needs=("source",))
+def without_solutions(batch):
+    """The score less the mean of the prompt's own answers."""
+    own = batch.source < 2
+    means = [batch.scores[own & (batch.groups == group)].mean() for group in batch.groups]
+    return batch.scores - np.array(means)
+
+
+@fl.workflow
+def split_and_joined(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward
+) -> None:
+    """Two kinds of rows, each with a reward of its own; solutions join the answers to one kind."""
+    low = fl.where(prompts, row="a", one_of=range(50))
+    high = fl.where(prompts, row="a", none_of=range(50))
+    mine, theirs = actor.generate(low), actor.generate(high)
+    solutions = fl.Examples.of(high)
+    rollout, scores = fl.concat(
+        (mine, verifier.score(mine)),
+        (theirs, judge.score(theirs)),
+        (solutions, judge.score(solutions)),
+        missing_logprob=0.0,
+    )
+    even, even_scores = fl.where((rollout, scores), row="b", none_of=range(1, 100, 2))
+    fl.log("even", even_scores)
+    fl.log("judged_even", judge.score(even))
+    advantages = without_solutions(scores, rollout)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
 @fl.workflow
 def greedy_baseline(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """ReMax: two rollouts of one policy."""
@@ -349,6 +381,7 @@ CONFIGS: Mapping[str, Any] = {
             "preferences",
             "own_preferences",
             "preferred_solutions",
+            "split_and_joined",
             "greedy_baseline",
             "old_policy",
             "self_play",

@@ -10,7 +10,7 @@ import flowrl as fl
 from flowrl.backend.batch import SequenceBatch
 from flowrl.ids import GroupId, NodeId, sample_id
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.joins import make_pairs
+from flowrl.runtime.driver.joins import make_pairs, make_whole
 from flowrl.runtime.driver.payloads import Payload, SampleSet, StepBatch, sample_set
 from tests.runtime.node_world import lowered
 
@@ -105,3 +105,47 @@ def test_turns_of_episodes_are_absent_at_samples_that_have_none():
     assert joined.state.tolist() == [-1, -1, -1, 3, 4]
     assert joined.token_reward is not None
     assert joined.token_reward.tolist() == [0, 0, 0, 0.5, 1]
+
+
+@fl.workflow
+def mixing(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.RewardModel):
+    rollout, solutions = actor.generate(prompts, n=2), fl.Examples.of(prompts)
+    rollout, scores = fl.concat(
+        (rollout, judge.score(rollout)),
+        (solutions, judge.score(solutions)),
+        missing_logprob=-0.5,
+    )
+    actor.update(rollout, scores)
+
+
+def test_a_join_lays_the_samples_of_a_prompt_side_by_side_with_their_values():
+    parts, step = GraphParts(lowered(mixing)), StepBatch()
+    rollout = answers("actor.generate", {"1": [[10], [11, 12]], "2": [[20], [21]]})
+    solutions = answers("examples", {"3": [[39]], "1": [[19]], "2": [[29]]})
+    for samples, scorer in ((rollout, "judge.score"), (solutions, "judge.score.2")):
+        step.sets[samples.origin] = samples
+        scores = [float(row[-1]) for row in texts(samples)]
+        step.values[NodeId(scorer), "score"] = np.array(scores, np.float32)
+    logprobs = np.where(rollout.sequences.response_mask, -rollout.sequences.tokens, 0)
+    step.values[NodeId("actor.generate"), "rollout_logprobs"] = logprobs.astype(np.float32)
+    made = make_whole(parts, parts.graph.node("concat"), step)
+    assert texts(made) == [[1, 10], [1, 11, 12], [1, 19], [2, 20], [2, 21], [2, 29], [3, 39]]
+    assert made.sequences.groups.tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert step.values["concat", "source"].tolist() == [0, 0, 1, 0, 0, 1, 1]
+    assert step.values["concat", "score"].tolist() == [10, 12, 19, 20, 21, 29, 39]
+    # The program says what stands for the logprobs of solutions; prompts have none.
+    assert step.values["concat", "rollout_logprobs"].tolist() == [
+        *(0, -10, 0, -11, -12, 0, -0.5),
+        *(0, -20, 0, -21, 0, -0.5, 0, -0.5),
+    ]
+
+
+def test_a_join_of_a_part_without_samples_is_the_others():
+    parts, step = GraphParts(lowered(mixing)), StepBatch()
+    solutions = answers("examples", {"1": [[19]]})
+    step.sets[solutions.origin] = solutions
+    step.values[NodeId("judge.score.2"), "score"] = np.array([1], np.float32)
+    made = make_whole(parts, parts.graph.node("concat"), step)
+    assert texts(made) == [[1, 19]]
+    assert step.values["concat", "source"].tolist() == [1]
+    assert step.values["concat", "score"].tolist() == [1]

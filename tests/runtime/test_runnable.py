@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,41 @@ def test_a_reward_without_terms_is_named_by_its_key(tmp_path: Path):
     assert "test_runnable.py:" in str(caught.value)
 
 
-def test_data_is_scored_by_models_only(tmp_path: Path):
-    message = refused(tmp_path / "runs", scored_data)
-    assert "verifier.score scores data by rules" in message
-    assert "the samples of examples" in message
-    config = {**tiny_config(tmp_path / "others"), "args": {}, "stages": ["last"], "stage": {}}
-    config["roles"]["model"] = config["roles"]["actor"]
-    compiled = fl.compile(modelled_data, config)
-    require_runnable(compiled.config, compiled.stages)
+@fl.workflow
+def split_prompts(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(fl.where(prompts, row="a", one_of=range(50)))
+    actor.update(rollout, verifier.score(rollout))
+
+
+@fl.workflow
+def split_samples(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = fl.where(actor.generate(prompts), row="a", one_of=range(50))
+    actor.update(rollout, verifier.score(rollout))
+
+
+@pytest.mark.parametrize(
+    ("workflow", "train", "says"),
+    [
+        (split_prompts, {"max_staleness": 1}, "a number of prompts that differs between steps"),
+        (split_prompts, {"refill": True}, "takes some of a step's prompts"),
+        (split_samples, {"max_staleness": 1}, "verifier.score .* what is known when the batch is"),
+    ],
+)
+def test_parts_by_row_are_of_steps_whose_prompts_are_known(
+    tmp_path: Path, workflow: Workflow, train: dict[str, Any], says: str
+):
+    config = tiny_config(tmp_path)
+    message = refused(tmp_path / "runs", workflow, train={**config["train"], **train})
+    assert re.search(says, message)
+    assert "test_runnable.py:" in message
+
+
+def test_data_and_parts_by_row_are_scored_by_rules_and_by_models(tmp_path: Path):
+    for workflow in (scored_data, modelled_data, split_samples):
+        config = {**tiny_config(tmp_path), "args": {}, "stages": ["last"], "stage": {}}
+        config["roles"]["model"] = config["roles"]["actor"]
+        compiled = fl.compile(workflow, config)
+        require_runnable(compiled.config, compiled.stages)
 
 
 def test_a_stop_check_of_a_run_that_trains_no_policy_is_refused(tmp_path: Path):

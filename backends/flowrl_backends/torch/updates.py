@@ -293,7 +293,13 @@ class Objective:
         values, source, sample = metrics.kept()
         behaviour, returns = self.batch.behaviour_logprobs, self.batch.returns
         if self.spec.loss.predicts == "logprobs" and behaviour is not None:
-            return mismatch(values.numpy(), behaviour[source], sample)
+            drawn = self.batch.sampled
+            if drawn is None:
+                return mismatch(values.numpy(), behaviour[source], sample)
+            kept = drawn[sample]
+            if not kept.any():
+                return {}
+            return mismatch(values.numpy()[kept], behaviour[source][kept], sample[kept])
         if self.spec.loss.predicts == "values" and returns is not None:
             explained = explained_variance(values, torch.from_numpy(returns[source]))
             return {} if explained is None else {"value_explained_variance": explained}

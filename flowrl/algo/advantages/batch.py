@@ -72,6 +72,7 @@ class AdvantageBatch:
         reference_logprobs: `[N, T]`, logprobs of the reference policy.
         sum_pi_squared: `[N, T]`, the sum over the vocabulary of squared probabilities.
         turns: The turns, in rollouts of several turns.
+        source: `[N]`, the place of a sample's set in `fl.concat`, from 0.
         token_rewards: `[N, T]`, the environment's reward at each token; 0 off the mask. Recursions
             (`gae`, `reinforce_pp`, `remax`, `optimal_token_baseline`) take these as rewards, and
             the last token gets the difference of the score and their sum. So the rewards of a
@@ -90,6 +91,7 @@ class AdvantageBatch:
     reference_logprobs: Floats | None = None
     sum_pi_squared: Floats | None = None
     turns: Turns | None = None
+    source: npt.NDArray[np.generic] | None = None
     token_rewards: Floats | None = None
     process_rewards: Floats | None = None
 

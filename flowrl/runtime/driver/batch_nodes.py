@@ -25,6 +25,7 @@ from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Edge, Graph, Node, Unit
 from flowrl.graph.ir import held_field
+from flowrl.graph.signatures import PART
 from flowrl.ids import NodeId, SampleId
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.graph_parts import GraphParts
@@ -262,6 +263,7 @@ def _batch(
         sum_pi_squared=_squares(inputs, places),
         token_rewards=padded("rollout", "token_reward"),
         process_rewards=padded("token_rewards", "token_reward"),
+        source=inputs.get("rollout", PART.name) if "source" in spec.needs else None,
         turns=turns_of(sequences, places) if "turns" in spec.needs else None,
     )
 
@@ -374,6 +376,9 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
     if "behaviour_logprobs" in needs:
         behaviour = inputs.floats("rollout", "rollout_logprobs")
     preferred = inputs.get("rollout", "preferred") if "preferred" in needs else None
+    sampled = np.array(
+        [payload.finish is not None for payload in inputs.samples.payloads], np.bool_
+    )
     match inputs.node.attr("old_logprobs"):
         case "forward":
             old = inputs.floats("old", "logprobs")
@@ -390,18 +395,22 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
         returns=inputs.floats("returns", "returns"),
         old_values=inputs.floats("values", "values"),
         preferred=None if preferred is None else np.asarray(preferred, np.bool_),
+        sampled=None if behaviour is None or sampled.all() else sampled,
         extra=_extra_fields(inputs, loss),
     )
 
 
 def _extra_fields(inputs: NodeInputs, loss: LossSpec) -> dict[str, Floats]:
-    """Returns float32 `[T]`, the fields of maps and the outcomes that a loss reads.
+    """Returns float32 `[T]`, the fields of maps, sources and outcomes that a loss reads.
 
     Raises:
         RewardError: an outcome is not between 0 and 1.
     """
     edges = inputs.edges("extra")
     fields = {field: inputs.token_floats(edge, field) for edge in edges for field in edge.fields}
+    rollout = inputs.edge("rollout")
+    if rollout is not None and PART.name in loss.extra_fields and PART.name in rollout.fields:
+        fields[PART.name] = inputs.token_floats(rollout, PART.name)
     if isinstance(loss, OutcomeLoss):
         outcomes = fields["score"]
         wrong = np.flatnonzero((outcomes < 0) | (outcomes > 1))

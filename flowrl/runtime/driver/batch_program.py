@@ -24,7 +24,7 @@ from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.graph.ir import sums_of
-from flowrl.graph.sample_sets import JOINS
+from flowrl.graph.sample_sets import JOINS, SUBSETS
 from flowrl.graph.signatures import TOKEN_REWARD
 from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId, RoleName
@@ -44,7 +44,7 @@ from flowrl.runtime.driver.batch_nodes import (
 )
 from flowrl.runtime.driver.filters import make_subset, make_turns, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, is_due, role_of
-from flowrl.runtime.driver.joins import make_pairs
+from flowrl.runtime.driver.joins import make_pairs, make_whole
 from flowrl.runtime.driver.payloads import (
     SampleSet,
     StepBatch,
@@ -57,9 +57,10 @@ from flowrl.runtime.driver.replay import HeldGroup, ReplayBuffer, held_groups
 from flowrl.runtime.driver.sums import aligned, merged
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.workers import PolicyWorker
-from flowrl.specs import KL, Sampling
+from flowrl.specs import KL, RowCondition, Sampling
 from flowrl.specs.filters import Turns
 from flowrl.specs.loss import DPO, BradleyTerry
+from flowrl.specs.maps import ROW_PREFIX
 
 __all__ = ["BatchProgram", "StepContext"]
 
@@ -74,6 +75,7 @@ class StepContext:
         refresh: Gives the first role the weights of the second, or their average with its own.
         before: Called before each node runs (the plan's residency switches).
         beat: Called after each optimizer update; something moved.
+        score: Scores samples by the rules of a role.
     """
 
     policies: Mapping[RoleName, PolicyWorker]
@@ -81,6 +83,7 @@ class StepContext:
     refresh: Callable[[RoleName, RoleName, float], None]
     before: Callable[[NodeId], None]
     beat: Callable[[], None]
+    score: Callable[[RoleName, SampleSet, Texts], Floats]
 
 
 class BatchProgram:
@@ -186,7 +189,8 @@ class BatchProgram:
 
     def _run_with_samples(self, node: Node, step: StepBatch, *, is_needed: bool) -> None:
         if node.op in JOINS:
-            if not make_pairs(self.parts, node, step):
+            make = make_pairs if node.op is Op.PAIR else make_whole
+            if not make(self.parts, node, step):
                 step.skipped.append(node.id)
             return
         samples = step.sets.get(self._reads_set(node))
@@ -209,7 +213,7 @@ class BatchProgram:
 
     def _reads_set(self, node: Node) -> NodeId:
         """Returns the set on which a node works: its own, or the larger one that it reduces."""
-        if node.op not in (Op.FILTER, Op.SELECT, Op.REPLAY):
+        if node.op not in (*SUBSETS, Op.REPLAY):
             return self.parts.made[node.id]
         edge = self.parts.graph.feeding(node.id, "rollout")
         assert edge is not None  # the verifier of graphs proves it
@@ -251,10 +255,12 @@ class BatchProgram:
         step.values[inputs.node.id, "values"] = train.values(inputs.sequences)
 
     def _score(self, inputs: NodeInputs, step: StepBatch) -> None:
-        """Computes a reward model's scores or token rewards; rules' came with the samples."""
+        """Computes scores or token rewards; rule scores of rollouts came with their samples."""
         node = inputs.node
-        if is_rule_score(node):
+        if self.parts.streams(node.id):
             scores: Floats = scores_by(role_of(node), inputs.samples.payloads)
+        elif is_rule_score(node):
+            scores = self._context.score(role_of(node), inputs.samples, self.texts)
         elif node.attr("per") is None:
             scores = self._worker(node).train.scores(inputs.sequences)
         else:
@@ -307,6 +313,13 @@ class BatchProgram:
             f"{node.id}/age/mean": float(np.mean(ages)),
             f"{node.id}/age/max": float(max(ages)),
         }
+
+    def _where(self, inputs: NodeInputs, step: StepBatch) -> None:
+        node, spec = inputs.node, inputs.node.attr("spec")
+        assert isinstance(spec, RowCondition)
+        reader = str(node.source or node.id)
+        values = self.texts.held(inputs.samples, f"{ROW_PREFIX}{spec.field}", reader=reader)
+        make_subset(inputs, step, np.flatnonzero([spec.accepts(value) for value in values]))
 
     def _map(self, inputs: NodeInputs, step: StepBatch) -> None:
         with self._mapping:
@@ -460,6 +473,7 @@ _HANDLERS: Mapping[Op, Callable[[BatchProgram, NodeInputs, StepBatch], None]] = 
     Op.SCORE: BatchProgram._score,
     Op.FILTER: BatchProgram._filter,
     Op.SELECT: BatchProgram._select,
+    Op.WHERE: BatchProgram._where,
     Op.MAP: BatchProgram._map,
     Op.PARENT: BatchProgram._parent,
     Op.MEAN_OF_CHILDREN: BatchProgram._mean_of_children,

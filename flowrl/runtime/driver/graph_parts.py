@@ -23,7 +23,7 @@ from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op, results, sample_sets
 from flowrl.graph.ir import sums_of
-from flowrl.graph.sample_sets import JOINS, sample_edges
+from flowrl.graph.sample_sets import JOINS, SUBSETS, sample_edges
 from flowrl.graph.sample_trees import data_prompts, evaluated_role, parents_of
 from flowrl.graph.streaming import is_rule_score, streaming_nodes
 from flowrl.ids import NodeId, RoleName
@@ -58,6 +58,7 @@ class RolloutPart:
         parents: The set of these samples: the rollout's own, or that of a filter.
         completes: True if its parents need its samples, of which a mean is taken for them.
         scorers: Rule scores of its samples, in order.
+        scored_late: True if some of its samples are scored by rules when the batch is there.
         filters: Filters that judge its groups, in order.
         ends: The filters whose sets are read; a group that none of them keeps is filtered.
         maps: Maps that `filters` read, in order.
@@ -73,6 +74,7 @@ class RolloutPart:
     parents: NodeId | None
     completes: bool
     scorers: tuple[Node, ...]
+    scored_late: bool
     filters: tuple[Node, ...]
     ends: tuple[Node, ...]
     maps: tuple[Node, ...]
@@ -142,13 +144,15 @@ class GraphParts:
         """
         return self._roots[node]
 
+    def data_of(self, prompts: NodeId) -> NodeId:
+        """Returns the source of prompts, of which a node gives all or, as `where` does, some."""
+        edge = self.graph.feeding(prompts, "prompts")
+        return prompts if edge is None else self.data_of(edge.src)
+
     def _origin_of(self, node: Node) -> NodeId:
         maker = self._by_id[self.made[node.id]]
-        if maker.op not in (Op.FILTER, Op.SELECT):
-            return maker.id
         edge = self.graph.feeding(maker.id, "rollout")
-        assert edge is not None  # the verifier of graphs proves it
-        return self._origins[edge.src]
+        return self._origins[edge.src] if maker.op in SUBSETS and edge is not None else maker.id
 
     def _roots_of(self, node: Node) -> frozenset[NodeId]:
         origin = self._by_id[self._origins[node.id]]
@@ -177,7 +181,7 @@ class GraphParts:
             for edge in self.graph.edges
             if not edge.carried
             and edge.dst not in judging
-            and not is_rule_score(self._by_id[edge.dst])
+            and not (is_rule_score(self._by_id[edge.dst]) and self.streams(edge.dst))
             and self._by_id[edge.dst].region is None
         }
 
@@ -209,7 +213,12 @@ class GraphParts:
             scorers=tuple(
                 score
                 for score in self.graph.of_op(Op.SCORE)
-                if is_rule_score(score) and self._origins[score.id] == node.id
+                if self.streams(score.id) and self._origins[score.id] == node.id
+            ),
+            scored_late=any(
+                is_rule_score(score) and not self.streams(score.id)
+                for score in self.graph.of_op(Op.SCORE)
+                if node.id in self._roots[score.id]
             ),
             filters=tuple(f for f in own_filters if f.id in on_way),
             ends=ends,

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flowrl.backend.batch import Ints
-from flowrl.graph import Node, Unit
+from flowrl.graph import Edge, Field, Node, Unit
 from flowrl.graph.sample_sets import sample_edges
-from flowrl.graph.signatures import PREFERRED
+from flowrl.graph.signatures import PART, PREFERRED, ROLLOUT_LOGPROBS
 from flowrl.ids import GroupId
 from flowrl.runtime.driver.batch_nodes import OF_SEQUENCES
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.payloads import SampleSet, StepBatch, sample_set
+from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch, sample_set
 
-__all__ = ["make_pairs"]
+__all__ = ["make_pairs", "make_whole"]
 
 
 def make_pairs(parts: GraphParts, node: Node, step: StepBatch) -> SampleSet:
@@ -52,18 +52,59 @@ def _parts_of(parts: GraphParts, node: Node, step: StepBatch) -> list[SampleSet]
     return [step.sets[name] if name in step.sets else sample_set(name, []) for name in made]
 
 
+def make_whole(parts: GraphParts, node: Node, step: StepBatch) -> SampleSet:
+    """Puts one set of all samples into the step, those of a prompt as one group."""
+    sets = _parts_of(parts, node, step)
+    place: dict[GroupId, int] = {}
+    for group in (group for samples in sets for group in samples.groups):
+        place.setdefault(group, len(place))
+    groups = [place[group] for samples in sets for group in samples.groups]
+    rows = np.argsort(np.array(groups, np.int64), kind="stable")
+    made = _put(parts, node, step, rows)
+    number = np.repeat(np.arange(len(sets)), [len(samples) for samples in sets])
+    step.values[node.id, PART.name] = number[rows]
+    return made
+
+
 def _put(parts: GraphParts, node: Node, step: StepBatch, rows: Ints) -> SampleSet:
     """Puts the set of `rows` of the joined parts into the step, with the fields that it passes."""
     sets = _parts_of(parts, node, step)
     joined = SampleSet.joined(node.id, sets)
     made = step.sets[node.id] = joined.select(rows)
     places = joined.sequences.places(rows.tolist())
-    edges = sample_edges(parts.graph, node)
     for field in node.outputs:
-        if field.name in OF_SEQUENCES or any(field.name not in edge.fields for edge in edges):
+        edges = [e for e in parts.graph.in_edges(node.id) if field.name in e.fields]
+        if field.name in OF_SEQUENCES or not edges:
             continue
-        # A node that had no samples to work on has left no values either.
-        given = [step.values.get((edge.src, field.name)) for edge in edges]
-        values = np.concatenate([each for each in given if each is not None])
+        pieces = []
+        for samples, edge in zip(sets, sample_edges(parts.graph, node), strict=True):
+            own = next((e for e in edges if _number(e) == _number(edge)), None)
+            pieces.append(_piece(node, step, field, samples, own))
+        values = np.concatenate(pieces)
         step.values[node.id, field.name] = values[places if field.unit is Unit.TOKENS else rows]
     return made
+
+
+def _number(edge: Edge) -> str:
+    """Returns what the arguments of one part have in common: `2` of `rollout_2` and `scores_2`."""
+    return edge.argument.partition("_")[2] if edge.argument not in _OF_PAIRS else edge.argument
+
+
+_OF_PAIRS = ("preferred", "other")
+
+
+def _piece(
+    node: Node, step: StepBatch, field: Field, samples: SampleSet, edge: Edge | None
+) -> Array:
+    """Returns the values of one part; those that the program says where the part has none."""
+    # A node that had no samples to work on has left no values either.
+    values = None if edge is None else step.values.get((edge.src, field.name))
+    if values is not None:
+        return values
+    size = len(samples.sequences.tokens) if field.unit is Unit.TOKENS else len(samples)
+    missing = node.attr("missing_logprob")
+    assert not size or field == ROLLOUT_LOGPROBS  # the verifier of graphs proves it
+    logprobs = np.full(size, missing if isinstance(missing, float) else 0.0, np.float32)
+    if field == ROLLOUT_LOGPROBS:
+        logprobs[~samples.sequences.response_mask] = 0.0
+    return logprobs

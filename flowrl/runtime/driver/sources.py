@@ -18,12 +18,15 @@ import numpy as np
 from flowrl.backend.batch import Ints
 from flowrl.data import Prompt, PromptCursor, PromptItem, PromptMixture, PromptSet
 from flowrl.errors import DataError
+from flowrl.graph import Graph, Op
 from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import GroupId, NodeId, sample_id
 from flowrl.runtime.driver.payloads import Payload, StepBatch, sample_set
+from flowrl.runtime.driver.texts import row_value
+from flowrl.specs import RowCondition
 from flowrl.wording import percent
 
-__all__ = ["BatchNotFilled", "PromptSupply", "Responses", "RowSamples", "Source"]
+__all__ = ["BatchNotFilled", "PromptSupply", "Responses", "RowSamples", "Source", "split_rows"]
 
 
 Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
@@ -113,6 +116,32 @@ class Source:
     @cached_property
     def _rows(self) -> dict[int, Prompt]:
         return {prompt.index: prompt for prompt in self.prompts.prompts}
+
+
+def split_rows(
+    graph: Graph, rows: Mapping[NodeId, Sequence[PromptItem]]
+) -> dict[NodeId, Sequence[PromptItem]]:
+    """Returns the prompts of a step by the node that gives them: of sources, and of `where`.
+
+    Args:
+        rows: The prompts of sources.
+
+    Raises:
+        DataError: a row does not have the field by which prompts are split.
+    """
+    found = dict(rows)
+    for node in graph.of_op(Op.WHERE):
+        edge, spec = graph.feeding(node.id, "prompts"), node.attr("spec")
+        if edge is None or edge.src not in found:
+            continue
+        assert isinstance(spec, RowCondition)
+        key = str(node.source or node.id)
+        found[node.id] = [
+            item
+            for item in found[edge.src]
+            if spec.accepts(row_value(item.row, spec.field, reader=key))
+        ]
+    return found
 
 
 class BatchNotFilled(DataError):

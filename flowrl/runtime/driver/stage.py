@@ -38,7 +38,7 @@ from flowrl.runtime.driver.rollout_tree import (
     members_of,
     rollout_trees,
 )
-from flowrl.runtime.driver.sources import Responses, RowSamples, Source
+from flowrl.runtime.driver.sources import Responses, RowSamples, Source, split_rows
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 
 __all__ = ["Stage", "delivered_groups", "part_of"]
@@ -173,8 +173,9 @@ class Stage:
         return {role: np.concatenate(margins) for role, margins in found.items()}
 
     def _take(self, sources: Iterable[NodeId]) -> dict[NodeId, Sequence[PromptItem]]:
-        """Takes the rows of a step from sources."""
-        return {node: self._sources[node].take() for node in sources}
+        """Takes the rows of a step from sources; returns prompts by the node that gives them."""
+        taken = {node: self._sources[node].take() for node in sources}
+        return split_rows(self._program.parts.graph, taken)
 
     def _give_rows(
         self,
@@ -189,12 +190,16 @@ class Stage:
             generated: Rollouts of the step, whose prompts may be others than `items`: further ones
                 of a batch that is refilled, or of a rollout ahead of the trainer.
         """
-        rows = {node: {item.group: item for item in taken} for node, taken in items.items()}
-        for rollout in generated:
-            of_step = rows.setdefault(rollout.part.source, {})
+        parts = self._program.parts
+        rows = {node: {i.group: i for i in items[node]} for node in self._sources if node in items}
+        for rollout in [each for each in generated if each.part.parent is None]:
+            of_step = rows.setdefault(parts.data_of(rollout.part.source), {})
             of_step.update({item.group: item for item in rollout.items})
+        whole = split_rows(
+            parts.graph, {node: tuple(found.values()) for node, found in rows.items()}
+        )
         for samples in self._row_samples:
-            samples.give(tuple(rows[samples.prompts].values()), step)
+            samples.give(whole[samples.prompts], step)
 
     def _end(
         self, step: StepBatch, generated: Sequence[GeneratedRollout], started: float
@@ -256,7 +261,7 @@ class Stage:
     def _observe(self, generated: Sequence[GeneratedRollout]) -> None:
         """Reports the mean score of each prompt's group to a curriculum, in offer order."""
         for result in generated:
-            source = self._sources[result.part.source]
+            source = self._sources[self._program.parts.data_of(result.part.source)]
             if not source.observes or result.part.node.id not in self._observed:
                 continue
             members = members_of(result.collected)

@@ -18,7 +18,7 @@ import numpy as np
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr, results, score_source
-from flowrl.graph.sample_sets import JOINS, sample_edges
+from flowrl.graph.sample_sets import JOINS, SUBSETS, sample_edges
 from flowrl.graph.signatures import SCORE, TOKEN_REWARD
 from flowrl.graph.streaming import is_rule_score, scores_at_once
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
@@ -223,7 +223,7 @@ class StepReport:
         """Returns why a node of the batch part took samples out, by the `id` of their payload."""
         found: dict[int, str] = {}
         for node in self._parts.batch:
-            if node.op not in (Op.FILTER, Op.SELECT, *JOINS):
+            if node.op not in (*SUBSETS, *JOINS):
                 continue
             after = step.sets.get(node.id)
             for edge in sample_edges(self._parts.graph, node):
@@ -350,7 +350,7 @@ class StepReport:
         """Returns the text of the filter that removed a group; of several of a kind the first."""
         nodes = [
             node
-            for node in self._parts.graph.of_op(Op.FILTER, Op.SELECT)
+            for node in self._parts.graph.of_op(*SUBSETS)
             if part.node.id in self._parts.roots(node.id) and _reason(node) == reason
         ]
         for node in nodes[:-1]:

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from flowrl.backend.batch import Mask
-from flowrl.data import Tokenizer
+from flowrl.data import Row, Tokenizer
 from flowrl.data.templates import field_value
 from flowrl.errors import DataError
 from flowrl.ids import NodeId
 from flowrl.runtime.driver.payloads import Array, Payload, SampleSet
 from flowrl.specs.maps import ROW_PREFIX
 
-__all__ = ["Texts"]
+__all__ = ["Texts", "row_value"]
 
 
 class Texts:
@@ -80,11 +80,22 @@ class Texts:
             elif name == "prompt_text":
                 values[place] = row.prompt
             else:
-                try:
-                    values[place] = field_value(
-                        row.fields, name.removeprefix(ROW_PREFIX), key=reader
-                    )
-                except DataError as error:
-                    error.where = row.where
-                    raise
+                values[place] = row_value(row, name.removeprefix(ROW_PREFIX), reader=reader)
         return values
+
+
+def row_value(row: Row, field: str, *, reader: str) -> object:
+    """Returns the value of a field of a data row.
+
+    Args:
+        field: Its name; of a field inside another its path.
+        reader: What reads it, for messages.
+
+    Raises:
+        DataError: The row does not have the field.
+    """
+    try:
+        return field_value(row.fields, field, key=reader)
+    except DataError as error:
+        error.where = row.where
+        raise

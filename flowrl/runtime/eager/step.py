@@ -28,7 +28,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.data import PromptItem
 from flowrl.errors import TraceError
 from flowrl.graph import DType, Field, Graph, Node, Op, Unit
-from flowrl.graph.signatures import PREFERRED, ROLLOUT_LOGPROBS, TOKENS
+from flowrl.graph.signatures import PREFERRED, PROMPT, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import NodeId
 from flowrl.passes import PassRecord, run_passes
@@ -280,7 +280,7 @@ class EagerStep:
         """
         node = self._node(node_id)
         match node.op:
-            case Op.SOURCE if node.attr("data") == "prompts":
+            case Op.SOURCE | Op.WHERE if node.id in self._items:
                 return tuple(self._items[node.id])
             case Op.PROMPTS_OF:
                 return tuple(self._prompts(node))
@@ -302,7 +302,7 @@ class EagerStep:
         node = self._node(node_id)
         if node.op is Op.PROMPTS_OF:
             return prompts_text([item.prompt for item in self._prompts(node)])
-        if node.op is Op.SOURCE and node.attr("data") == "prompts":
+        if node.output(PROMPT.name) is not None:
             return prompts_text([item.prompt for item in self._items[node.id]])
         if is_of_samples(fields):
             return samples_summary(self._samples(node))

@@ -30,8 +30,8 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     Raises:
         PlanError: the plan is for devices that this machine lacks, or has what this executor lacks.
         ConfigError: a model without weights; a stage generates ahead, refills batches or has
-            policies of the scheduler where they cannot be, scores data by rules, has a reward
-            without terms, or stops by a policy that it does not train; what scores held-out samples
+            policies of the scheduler where they cannot be, has a reward without terms,
+            or stops by a policy that it does not train; what scores held-out samples
             is ambiguous.
     """
     for stage in stages:
@@ -43,7 +43,6 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         _require_templates_of_one_sample(stage)
         _require_schedulable(config, stage)
         _require_refillable(config, stage)
-        _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
         require_local_plan(stage)
@@ -71,19 +70,6 @@ def _require_terms(config: RunConfig, stage: CompiledStage) -> None:
                 where=key,
                 found=f"nothing to score with at {_line(node)}",
                 expected="at least one term, such as {kind: exact_match}",
-            )
-
-
-def _require_scores_of_rollouts(stage: CompiledStage) -> None:
-    parts = GraphParts(stage.graph)
-    for node in stage.graph.of_op(Op.SCORE):
-        origin = stage.graph.node(parts.origin(node.id))
-        if is_rule_score(node) and origin.op is Op.SOURCE:
-            raise ConfigError(
-                f"{node.id} scores data by rules, which this executor does to rollouts only",
-                where=_line(node),
-                found=f"the samples of {origin.id}",
-                hint="score what a policy generates, or score the data with a fl.RewardModel",
             )
 
 
@@ -122,6 +108,13 @@ def _require_streaming(
     elif len(rollouts) > 1:
         nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in rollouts)
         problem = f"only a single rollout can generate ahead of the trainer, and it has {nodes}"
+    elif stage.graph.node(rollouts[0].source).op is Op.WHERE:
+        split = stage.graph.node(rollouts[0].source)
+        problem = (
+            f"{split.id} ({_line(split)}) leaves it a number of prompts that differs between steps"
+        )
+    elif late := _scored_late(stage):
+        problem = f"{late.id} ({_line(late)}) scores by rules what is known when the batch is there"
     else:
         return
     staleness, own = stage.context.max_staleness, stage.workflow.max_staleness
@@ -139,6 +132,13 @@ def _require_streaming(
     )
 
 
+def _scored_late(stage: CompiledStage) -> Node | None:
+    """Returns a score by rules that is made when the batch is there; None without one."""
+    parts = GraphParts(stage.graph)
+    scores = (n for n in stage.graph.of_op(Op.SCORE) if is_rule_score(n))
+    return next((node for node in scores if not parts.streams(node.id)), None)
+
+
 def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
     """Checks that filters judge groups as they are scored, so that a batch can be refilled."""
     if not stage.config.train.refill:
@@ -154,6 +154,11 @@ def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
     sources = [part.source for part in parts.rollouts if part.parent is None]
     if config.executor == "eager":
         problem = "a program that runs line by line has no line that takes further prompts"
+    elif splits := [n for n in map(stage.graph.node, sources) if n.op is Op.WHERE]:
+        problem = (
+            f"{splits[0].id} ({_line(splits[0])}) takes some of a step's prompts, and further ones "
+            "may be others"
+        )
     elif not sources:
         problem = "it generates nothing"
     elif len(set(sources)) < len(sources):

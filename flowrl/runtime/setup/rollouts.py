@@ -302,7 +302,9 @@ def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutS
         group_size=_group_size(part),
         purpose=purpose,
         reported=role_of(scoring_node)
-        if scoring_node is not None and scores_at_once(scoring_node)
+        if scoring_node is not None
+        and scores_at_once(scoring_node)
+        and parts.streams(scoring_node.id)
         else None,
         needs_states=by_turns,
         grammar=grammar,
@@ -454,7 +456,8 @@ class RolloutMaker:
         )
 
     def _source(self, node: NodeId) -> Source:
-        return next(source for source in self.sources if source.node == node)
+        data = self.program.parts.data_of(node)
+        return next(source for source in self.sources if source.node == data)
 
     def _scheduler(self, part: RolloutPart) -> tuple[RolloutScheduler, UnusedSamples | None]:
         """Returns a rollout's scheduler, and the samples of a checkpoint that belong to it."""

@@ -72,12 +72,13 @@ class OpenScorers:
         """Returns the scorers of a rollout's samples.
 
         If its program does not score it by rules, `rewards.terms` score it all the same, for
-        reports; an episode has its environment's score.
+        reports; an episode has its environment's score, and samples that are scored when the batch
+        is there have those scores.
         """
         roles = dict.fromkeys(role_of(node) for node in part.scorers)
         if roles:
             return {role: self._pools[role] for role in roles}
-        return {} if part.node.op is Op.INTERACT else self._observing()
+        return {} if part.node.op is Op.INTERACT or part.scored_late else self._observing()
 
     def _observing(self) -> dict[RoleName, Scorers]:
         role = self.observing

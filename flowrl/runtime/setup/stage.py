@@ -20,6 +20,7 @@ from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
+from flowrl.runtime.driver.late_scores import LateScores
 from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import Stage, part_of
@@ -225,6 +226,12 @@ class StageMaker:
             refresh=self.policies.refresh,
             before=residency.switch,
             beat=self.beat,
+            score=LateScores(
+                pools=self.scorers.pools,
+                failures=self.failures,
+                beat=self.beat,
+                stall_timeout_s=self.config.runtime.stall_timeout_s,
+            ).score,
         )
         samplers = {
             part.node.id: Sampler(

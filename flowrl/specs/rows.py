@@ -1,0 +1,65 @@
+"""Conditions on the data rows of prompts and samples, by name: `fl.where`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from flowrl.specs.base import Scalar, Spec, Wrong, option
+
+__all__ = ["RowCondition"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCondition(Spec):
+    """True for rows of which a field has one of some values, or none of them.
+
+    Attributes:
+        field: The field, which may be inside others: `meta.topic`.
+        values: The values, as a JSON list.
+        excluded: True if the field must have none of the values.
+    """
+
+    family: ClassVar[str] = "where"
+    kind: ClassVar[str] = "row"
+
+    field: str
+    values: str
+    excluded: bool = option(False)
+
+    @classmethod
+    def of(cls, field: str, values: Iterable[Scalar], *, excluded: bool) -> Self:
+        """Returns the condition with these values."""
+        return cls(field=field, values=json.dumps(list(values)), excluded=excluded)
+
+    @property
+    def listed(self) -> tuple[Scalar, ...]:
+        """The values."""
+        return tuple(json.loads(self.values))
+
+    def accepts(self, value: object) -> bool:
+        """Returns True if a row with this value in the field is kept."""
+        # True is no 1, and 1 no True.
+        is_listed = any(
+            value == each and isinstance(value, bool) == isinstance(each, bool)
+            for each in self.listed
+        )
+        return is_listed != self.excluded
+
+    def conflicts(self) -> Iterator[Wrong]:
+        """Yields a field without a name, and values that are none."""
+        if not self.field.strip():
+            yield "field", self.field, "the name of a field of the data rows"
+        try:
+            values = json.loads(self.values)
+        except ValueError:
+            values = None
+        scalar = str | int | float | bool | None
+        if (
+            not isinstance(values, list)
+            or not values
+            or not all(isinstance(each, scalar) for each in values)
+        ):
+            yield "values", self.values, "a JSON list of strings, numbers, true, false or null"
