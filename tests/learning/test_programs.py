@@ -110,7 +110,7 @@ def test_sampled_accuracy_rises_by_a_tenth_in_200_steps(name: str, lesson: Lesso
 
 
 @pytest.mark.learn
-@pytest.mark.parametrize("name", ["pass_at_k", "raft"])
+@pytest.mark.parametrize("name", ["pass_at_k", "raft", "reference_ema", "ppo_value_updates"])
 def test_the_metric_of_the_program_rises_by_a_tenth_in_200_steps(name: str, lesson: Lesson) -> None:
     """Of best-of-4 training the share of prompts with a right answer among 4."""
     assert rise(lesson(name)) >= 0.1

@@ -29,7 +29,9 @@ from flowrl_graphs.opd import opd
 from flowrl_graphs.pass_at_k import of_subsets, pass_at_k
 from flowrl_graphs.ppo import ppo
 from flowrl_graphs.ppo_rm import ppo_rm
+from flowrl_graphs.ppo_value_updates import ppo_value_updates
 from flowrl_graphs.raft import raft
+from flowrl_graphs.reference_ema import reference_ema
 from flowrl_graphs.reinforce_pp import reinforce_pp
 from flowrl_graphs.remax import remax
 from flowrl_graphs.reward_model import reward_model
@@ -53,6 +55,8 @@ STAGES = {
     raft: ["sft", "raft"],
     pass_at_k: ["sft", "pass_at_k"],
     self_refine: ["sft", "self_refine"],
+    reference_ema: ["sft", "reference_ema"],
+    ppo_value_updates: ["sft", "ppo_value_updates"],
 }
 """The programs with a config of their own and its stages; `sft` and `grpo` are the quickstart's."""
 
@@ -82,6 +86,9 @@ STAGES = {
         ("raft", raft, {}),
         ("pass_at_k", pass_at_k, {}),
         ("self_refine", self_refine, {}),
+        ("reference_ema", reference_ema, {}),
+        ("reference_reset", reference_ema, {"decay": 0.0, "every": 200, "reset_optimizer": True}),
+        ("ppo_value_updates", ppo_value_updates, {"value_updates": 2, "actor_every": 2}),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
