@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.specs.cut import CutAt, CutLeastLikely, CutShare, CutSpec
+from flowrl.specs.cut import CutLeastLikely, CutSpec, most_before
 
 __all__ = ["prefix_length"]
 
@@ -25,17 +23,7 @@ def prefix_length(spec: CutSpec, logprobs: npt.NDArray[np.float32]) -> int:
         spec: The cut.
         logprobs: float32 `[R]`, of the sampled tokens.
     """
-    num_tokens = len(logprobs)
-    if num_tokens == 0:
-        return 0
-    match spec:
-        case CutAt():
-            length = spec.tokens
-        case CutShare():
-            length = math.floor(spec.share * num_tokens)
-        case CutLeastLikely():
-            order = np.argsort(logprobs, kind="stable")
-            return int(order[min(spec.rank, num_tokens) - 1])
-        case _:
-            raise AssertionError(spec)
-    return min(length, num_tokens - 1)
+    if isinstance(spec, CutLeastLikely) and len(logprobs):
+        order = np.argsort(logprobs, kind="stable")
+        return int(order[min(spec.rank, len(logprobs)) - 1])
+    return most_before(spec, len(logprobs))

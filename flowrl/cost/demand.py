@@ -10,6 +10,7 @@ from flowrl.graph.ir import Graph, Node, Op
 from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges
 from flowrl.graph.sample_trees import parents_of
 from flowrl.specs import Replay, Sampling, SelectSpec
+from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
 __all__ = [
@@ -111,25 +112,35 @@ def _drawn(generate: Node, group_size: int) -> int:
 def prompt_bound(graph: Graph, generate: Node, longest: int, sampling: Sampling) -> int:
     """Tokens of a prompt at most.
 
-    A prompt that is made of a sample has the sample's tokens and a template. No tokenizer makes
-    more tokens of a text than it has bytes; a text of the data row may be as long as a prompt.
+    A prompt that is made of a sample has the sample's tokens and a template, or those up to a cut.
+    No tokenizer makes more tokens of a text than it has bytes; a text of the data row may be as
+    long as a prompt.
 
     Args:
         longest: Tokens of a prompt of the data.
         sampling: Where a rollout does not say.
     """
+    return sum(_asked_and_continued(graph, generate, longest, sampling))
+
+
+def _asked_and_continued(
+    graph: Graph, generate: Node, longest: int, sampling: Sampling
+) -> tuple[int, int]:
+    """Returns the tokens that are asked, and those of a response that is continued, at most."""
     prompts, parents = answered_prompts(graph, generate), parents_of(graph, generate)
     if prompts is None or parents is None:
-        return longest
+        return longest, 0
     spec = graph.node(prompts).attr("spec")
-    assert isinstance(spec, PromptTemplate)
     parent = origin_of(graph, parents)
-    bounds = {
-        "prompt": prompt_bound(graph, parent, longest, sampling),
-        "response": response_bound(graph, parent, sampling),
-    }
+    asked, continued = _asked_and_continued(graph, parent, longest, sampling)
+    response = response_bound(graph, parent, sampling)
+    if isinstance(spec, CutSpec):
+        return asked, continued + most_before(spec, response)
+    assert isinstance(spec, PromptTemplate)
+    said = continued + response
+    bounds = {"prompt": asked, "response": said, "opponent": said}
     texts = sum(len(text.encode()) for text in spec.pieces[::2])
-    return texts + sum(bounds.get(name, longest) for name in spec.names)
+    return texts + sum(bounds.get(name, longest) for name in spec.names), 0
 
 
 def response_bound(graph: Graph, generate: Node, sampling: Sampling) -> int:

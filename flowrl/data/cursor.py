@@ -78,6 +78,8 @@ class PromptItem:
         group: `epoch/index`.
         prompt_ids: int64 `[P]`.
         source: The source of the mixture that it was taken from; empty without a mixture.
+        num_continued: Tokens at the end of the prompt that begin the response: those before the cut
+            of a response that is continued.
     """
 
     epoch: int
@@ -86,6 +88,7 @@ class PromptItem:
     row: Row
     prompt_ids: Ints
     source: str = ""
+    num_continued: int = 0
 
     @property
     def prompt(self) -> str:

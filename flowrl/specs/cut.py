@@ -5,6 +5,7 @@ branches = actor.generate(fl.prompts_of(trunk, cut=fl.cut.share(0.5)), n=4)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -12,7 +13,16 @@ from flowrl.specs.base import Count, Range
 from flowrl.specs.names import raise_missing
 from flowrl.specs.prompts import PromptsSpec
 
-__all__ = ["CutAt", "CutLeastLikely", "CutShare", "CutSpec", "at", "least_likely", "share"]
+__all__ = [
+    "CutAt",
+    "CutLeastLikely",
+    "CutShare",
+    "CutSpec",
+    "at",
+    "least_likely",
+    "most_before",
+    "share",
+]
 
 if not TYPE_CHECKING:  # a type checker should report unknown names
 
@@ -77,3 +87,15 @@ def least_likely(rank: int = 1) -> CutLeastLikely:
             from several places.
     """
     return CutLeastLikely(rank=rank)
+
+
+def most_before(spec: CutSpec, num_tokens: int) -> int:
+    """Returns the tokens that stand before a cut at most, in a response of at most `num_tokens`."""
+    most = max(0, num_tokens - 1)
+    match spec:
+        case CutAt():
+            return min(spec.tokens, most)
+        case CutShare():
+            return min(math.floor(spec.share * num_tokens), most)
+        case _:
+            return most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -76,6 +77,62 @@ def test_means_of_children_and_values_of_parents_reach_the_right_samples(refined
         assert step["extra"]["revised"] == pytest.approx(np.mean(own))
 
 
+def test_each_answer_meets_others_of_its_group_in_both_places(tmp_path: Path):
+    rows = by_id(rows_of(run_of(tree_of("tournament", tmp_path))))
+    verdicts: dict[tuple[int, str, int], list[float]] = defaultdict(list)
+    for (step, rollout, sample), row in rows.items():
+        if rollout == DRAFT:
+            continue
+        parent = parent_of(sample)
+        group, _, member = parent.rpartition("/")
+        further = 1 if rollout == "rival.generate" else 3
+        other = f"{group}/{(int(member) + further) % 4}"
+        texts = [rows[step, DRAFT, name]["response"] for name in (parent, other)]
+        assert row["prompt"] == f"{texts[0]}+{texts[1]}="
+        verdict = row["response"][:1]
+        verdicts[step, parent, further].append({"1": 1.0, "2": 0.0}.get(verdict, 0.5))
+    for (step, rollout, sample), row in rows.items():
+        if rollout == DRAFT:
+            group, _, member = sample.rpartition("/")
+            rate = 0.0
+            for further in (1, 3):
+                before = f"{group}/{(int(member) - further) % 4}"
+                first, second = (verdicts[step, s, further] for s in (sample, before))
+                rate += (np.mean(first) + 1 - np.mean(second)) / 4
+            assert row["score"] == pytest.approx(rate)
+
+
+def tokens_of(text: str) -> list[str]:
+    """The tokens of a response: characters, and ids that the tokenizer does not name."""
+    return re.findall(r"<unused\d+>|.", text)
+
+
+def test_a_branch_continues_its_parent_and_is_scored_with_the_tokens_before_the_cut(tmp_path: Path):
+    seen = f"{tree_programs.__file__}:whole"
+    term = {"kind": "python", "name": "digit", "function": seen}
+    run = run_of(tree_of("branching", tmp_path, rewards={"terms": [term], "timeout_s": 60.0}))
+    rows = by_id(rows_of(run))
+    trunk, branches, twigs, again = (f"actor.generate{n}" for n in ("", ".2", ".3", ".4"))
+    counts = {trunk: 24, branches: 48, twigs: 48, again: 48}
+    assert Counter(rollout for _, rollout, _ in rows) == counts
+    for (step, rollout, sample), row in rows.items():
+        if rollout == trunk:
+            continue
+        above = rows[step, trunk if rollout == branches else branches, parent_of(sample)]
+        if rollout == again:
+            assert row["prompt"] == f"{above['prompt']}{above['response']}="
+            continue
+        assert row["prompt"] == above["prompt"]
+        said, before = tokens_of(row["response"]), tokens_of(above["response"])
+        kept = above["num_tokens"] // 2
+        if rollout == twigs:
+            root = rows[step, trunk, parent_of(above["sample"])]
+            kept = root["num_tokens"] // 2 + min(1, above["num_tokens"] - 1)
+            assert row["score"] == len(row["response"])
+        assert said[:kept] == before[:kept]
+        assert len(said) + (row["finish"] == "stop") == kept + row["num_tokens"]
+
+
 def without_mismatch(left: Outcome) -> Outcome:
     """An outcome without what compares logprobs of engine and trainer, to their last bit."""
     metrics = []
@@ -86,7 +143,9 @@ def without_mismatch(left: Outcome) -> Outcome:
     return replace(left, metrics=metrics)
 
 
-@pytest.mark.parametrize("program", ["refinement", "kept_drafts", "two_answers"])
+@pytest.mark.parametrize(
+    "program", ["refinement", "kept_drafts", "two_answers", "tournament", "branching"]
+)
 def test_line_by_line_and_with_engine_processes_a_tree_leaves_the_same(
     program: str, tmp_path: Path
 ):

@@ -11,14 +11,15 @@ import pytest
 
 import flowrl as fl
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress, ScoreRequest
+from flowrl.data import PromptItem
 from flowrl.errors import DataError, WorkerDied
 from flowrl.graph import Op
 from flowrl.ids import GroupId, NodeId, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.admission import OfferedGroups
-from flowrl.rollout.policies import Retries
-from flowrl.runtime.driver.child_prompts import ChildPrompts
-from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
+from flowrl.rollout.policies import OverSampling, Retries
+from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
+from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget, score_request
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.rollout_tree import (
@@ -29,7 +30,8 @@ from flowrl.runtime.driver.rollout_tree import (
 )
 from flowrl.runtime.driver.sharing import SharedWorkers
 from flowrl.runtime.driver.step_report import GeneratedRollout
-from flowrl.specs import FinishReason
+from flowrl.specs import FinishReason, PromptsSpec
+from flowrl.specs.prompts import PromptTemplate
 from tests.runtime.node_world import lowered
 from tests.runtime.test_rollouts import (
     EOS,
@@ -67,10 +69,18 @@ class Letters:
         return np.concatenate([[1], self.encode(text)])
 
 
-def made(template: str) -> ChildPrompts:
+def made(rule: str | PromptsSpec) -> ChildPrompts:
     (node,) = PARTS.graph.of_op(Op.PROMPTS_OF)
-    spec = replace(node.attr("spec"), text=template)  # type: ignore[arg-type, type-var]
+    spec = PromptTemplate(text=rule) if isinstance(rule, str) else rule
     return ChildPrompts(node.with_attrs(spec=spec), Letters())  # type: ignore[arg-type]
+
+
+def of_one(rule: str | PromptsSpec, payload: Payload) -> PromptItem:
+    (item,) = made(rule).items([(SampleId("0/7/1"), payload)])
+    return item
+
+
+PAIRS = PromptTemplate(text="{response}+{opponent}", opponent=1)
 
 
 def answered(finish: FinishReason = FinishReason.STOP) -> Payload:
@@ -82,42 +92,89 @@ def answered(finish: FinishReason = FinishReason.STOP) -> Payload:
 
 
 def test_a_childs_prompt_has_the_tokens_of_its_parent_without_the_stop_token():
-    item = made("{prompt}{response}C{answer}:").item(SampleId("0/7/1"), answered())
+    item = of_one("{prompt}{response}C{answer}:", answered())
     assert item.prompt_ids.tolist() == [7, 20, 21, *map(ord, "Canswer 7:")]
     assert item.group == "0/7/1"
     assert item.row.answer == "answer 7"
-    cut = made("{prompt}{response}").item(SampleId("0/7/1"), answered(FinishReason.LENGTH))
+    cut = of_one("{prompt}{response}", answered(FinishReason.LENGTH))
     assert cut.prompt_ids.tolist() == [7, 20, 21, EOS]
 
 
 def test_a_text_at_the_beginning_is_the_beginning_of_a_prompt():
-    item = made("Q{row.index} {response}").item(SampleId("0/7/1"), answered())
+    item = of_one("Q{row.index} {response}", answered())
     assert item.prompt_ids.tolist() == [1, *map(ord, "Q7 "), 20, 21]
-    assert made("{response}!").item(SampleId("0/7/1"), answered()).prompt_ids[0] == 1
+    assert of_one("{response}!", answered()).prompt_ids[0] == 1
 
 
 def test_the_longest_prompt_that_a_row_can_have_is_known_before_a_sample():
-    row = answered().item.row
-    assert made("{prompt}{response}C{answer}:").longest(row, 5, 8) == 5 + 8 + 10
+    row, parent = answered().item.row, LongestPrompt(asked=5, continued=3, sampled=8)
+    templates = {
+        "{prompt}{response}C{answer}:": 5 + 11 + 10,
+        "{response}": 1 + 11,
+        PAIRS: 1 + 11 + 1 + 11,
+    }
+    for template, length in templates.items():
+        assert made(template).longest(row, parent) == LongestPrompt(asked=length)
+    cuts = {fl.cut.at(2): 2, fl.cut.at(20): 7, fl.cut.share(0.5): 4, fl.cut.least_likely(): 7}
+    for cut, before in cuts.items():
+        longest = made(cut).longest(row, parent)
+        assert (longest.asked, longest.continued) == (5, 3 + before)
     with pytest.raises(DataError, match="'level'"):
-        made("{response}{row.level}").longest(row, 5, 8)
+        made("{response}{row.level}").longest(row, parent)
+
+
+def test_a_pair_is_a_sample_with_another_of_its_group_the_first_following_the_last():
+    rows = []
+    for first in (7, 8):
+        (item,) = prompts(1, first=first)
+        for member in range(3):
+            payload = Payload(item=item, tokens=np.array([20 + member, EOS]))
+            payload.finish = FinishReason.STOP
+            rows.append((SampleId(f"{item.group}/{member}"), payload))
+    items = made(replace(PAIRS, opponent=2)).items(rows)
+    texts = [[1, 20, 43, 22], [1, 21, 43, 20], [1, 22, 43, 21]]
+    assert [item.prompt_ids.tolist() for item in items] == texts * 2
+    assert [item.group for item in items] == [sample for sample, _ in rows]
+
+
+def test_a_cut_leaves_the_beginning_of_a_response_as_part_of_the_prompt_and_of_the_response():
+    trunk = replace(answered(), logprobs=np.array([-1.0, -2.0, -0.5], np.float32))
+    item = of_one(fl.cut.least_likely(), trunk)
+    assert item.prompt_ids.tolist() == [7, 20]
+    branch = Payload(item=item, tokens=np.array([31, 32, EOS]), finish=FinishReason.STOP)
+    assert (branch.asked.tolist(), branch.response.tolist()) == ([7], [20, 31, 32, EOS])
+    twig = of_one(fl.cut.at(1), replace(branch, logprobs=np.zeros(3, np.float32)))
+    assert (twig.prompt_ids.tolist(), twig.num_continued) == ([7, 20, 31], 2)
+    whole = of_one("{prompt}{response}!", branch)
+    assert (whole.prompt_ids.tolist(), whole.num_continued) == ([7, 20, 31, 32, ord("!")], 0)
+    request = score_request(SampleId("0/7/1/0"), branch)
+    assert (list(request.tokens), request.num_tokens) == ([20, 31, 32, EOS], 4)
+    assert of_one(fl.cut.at(5), Payload(item=trunk.item)).num_continued == 0
 
 
 # Collecting
 
 
 def in_a_tree(
-    world: World, drafts: Engine, critiques: Engine, rule: Any = by_member, **shared: Any
+    world: World,
+    drafts: Engine,
+    critiques: Engine,
+    rule: Any = by_member,
+    *,
+    shared: bool = False,
+    template: str | PromptsSpec = "{prompt}{response}C{answer}:",
+    **options: Any,
 ) -> RolloutTree:
     workers = SharedWorkers() if shared else None
 
     def opened(part: Any, engine: Any) -> OpenRollout:
-        settings = SchedulerSettings(group_size=2, retries=Retries(rewards=2))
+        own = options if part is DRAFT else {}
+        settings = SchedulerSettings(group_size=2, retries=Retries(rewards=2), **own)
         scheduler = RolloutScheduler(settings, validate=True)
         if workers is not None:
             engine = workers.engine(engine, part.node.id)
         driver = driver_of(world, engine, rule, scheduler=scheduler, failures=FailureBudget(100))
-        of_samples = made("{prompt}{response}C{answer}:") if part is CRITIQUE else None
+        of_samples = made(template) if part is CRITIQUE else None
         return OpenRollout(part=part, driver=driver, begin=lambda: None, prompts=of_samples)
 
     (found,) = rollout_trees([opened(DRAFT, drafts), opened(CRITIQUE, critiques)])
@@ -138,6 +195,33 @@ def test_a_samples_end_admits_its_children_while_others_of_its_group_run():
     parents = ["0/0/0", "0/0/1", "0/1/0", "0/1/1"]
     assert [group for group, _ in critique.collected.groups] == parents
     assert [item.group for item in critique.items] == parents
+
+
+def test_the_last_end_of_a_group_admits_its_pairs_while_other_groups_run():
+    world = World()
+    drafts = Engine(world, ["0/1/0", "0/0/1", "0/1/1", "0/0/0"])
+    found = in_a_tree(world, drafts, Engine(world), template=PAIRS)
+    draft, critique = found.collect(1, prompts(2))
+    log = world.log
+    for parent in ("0/1/0", "0/1/1"):
+        began = log.index(f"submit {parent}/0")
+        assert log.index("stop 0/1/1") < began < log.index("stop 0/0/0")
+    assert min(log.index(f"submit 0/0/{i}/0") for i in (0, 1)) > log.index("stop 0/0/0")
+    assert [group for group, _ in draft.collected.groups] == ["0/0", "0/1"]
+    assert len(critique.collected.groups) == 4
+
+
+def test_pairs_are_made_of_the_samples_that_a_group_with_spare_ones_keeps():
+    world = World()
+    found = in_a_tree(
+        *(world, Engine(world), Engine(world)),
+        template=PAIRS,
+        over_sampling=OverSampling(members=1),
+    )
+    draft, critique = found.collect(1, prompts(2))
+    kept = [sample for _, members in draft.collected.groups for sample, _ in members]
+    assert len(kept) == 4
+    assert [group for group, _ in critique.collected.groups] == kept
 
 
 def test_children_are_scored_with_their_response_and_the_row_of_the_data():

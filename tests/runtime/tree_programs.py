@@ -72,6 +72,35 @@ def two_answers(
     actor.update(answers, advantages=advantages, loss=REINFORCE)
 
 
+@fl.workflow
+def tournament(prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy) -> None:
+    """Answers by the share of comparisons that they win, of two verdicts on each pair."""
+    answers = actor.generate(prompts)
+    asked = [fl.prompts_of(answers, template="{response}+{opponent}=", opponent=k) for k in (1, 3)]
+    verdicts = [rival.generate(each, n=2) for each in asked]
+    stated = [fl.parse(each, regex="^[1-9]", otherwise=0.0) for each in verdicts]
+    actor.update(answers, fl.win_rate(*stated), loss=REINFORCE)
+
+
+@fl.workflow
+def branching(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Trunks that are continued from a cut, branches that are continued from another."""
+    trunk = actor.generate(prompts, n=2)
+    branches = actor.generate(fl.prompts_of(trunk, cut=fl.cut.share(0.5)), n=2)
+    twigs = actor.generate(fl.prompts_of(branches, cut=fl.cut.at(1)), n=1)
+    again = actor.generate(fl.prompts_of(branches, template="{prompt}{response}="), n=1)
+    values = fl.mean_of_children(verifier.score(twigs))
+    fl.log("stated", fl.parse(twigs, regex=r"\d", otherwise=0.0))
+    advantages = fl.advantage.group_relative(values, std="none")
+    actor.update(branches, advantages=advantages, loss=REINFORCE)
+    actor.update(again, advantages=fl.parent(advantages, of=again), loss=REINFORCE)
+
+
+def whole(response: str) -> float:
+    """Returns the length of a response."""
+    return float(len(response))
+
+
 def picky(response: str) -> float:
     """Raises for responses that begin with some digits."""
     if response[:1] in ("9", "4"):

@@ -1,4 +1,4 @@
-"""Prompts that are made of samples: tokens of a sample between texts of a template.
+"""Prompts that are made of samples: tokens of a sample between texts of a template, or up to a cut.
 
 Tokens of the sample, and of the prompt that it answers, stay as they are; the texts between them
 are encoded one by one, as the texts between the turns of an episode are. So a prompt may differ
@@ -10,9 +10,12 @@ a prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
+from flowrl.algo.cuts import prefix_length
 from flowrl.backend.batch import Ints
 from flowrl.data import PromptItem, Row, Tokenizer
 from flowrl.data.templates import field_text
@@ -20,11 +23,27 @@ from flowrl.graph import Node
 from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.specs import FinishReason
+from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
-__all__ = ["ChildPrompts"]
+__all__ = ["ChildPrompts", "LongestPrompt"]
 
-_TOKENS = ("prompt", "response")
+_TOKENS = ("prompt", "response", "opponent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongestPrompt:
+    """Bounds of a prompt and its response, in tokens.
+
+    Attributes:
+        asked: Of the prompt, without a response that is continued.
+        continued: Of that response.
+        sampled: Of what is generated.
+    """
+
+    asked: int
+    continued: int = 0
+    sampled: int = 0
 
 
 class ChildPrompts:
@@ -37,46 +56,75 @@ class ChildPrompts:
 
     def __init__(self, node: Node, tokenizer: Tokenizer) -> None:
         spec = node.attr("spec")
-        assert isinstance(spec, PromptTemplate)
+        assert isinstance(spec, PromptTemplate | CutSpec)
         self._key = f"template of {node.id} ({node.source})"
         self._tokenizer = tokenizer
-        self._parts = _parts(spec)
+        self._cut = spec if isinstance(spec, CutSpec) else None
+        self._further = None if isinstance(spec, CutSpec) else spec.opponent
+        self._parts = [] if isinstance(spec, CutSpec) else _parts(spec)
         self._encoded: dict[tuple[str, bool], Ints] = {}
 
-    def item(self, sample: SampleId, payload: Payload) -> PromptItem:
-        """Returns the prompt of a sample's children, whose group has the sample's id.
+    @property
+    def reads_groups(self) -> bool:
+        """True if a prompt is made of two samples of a group, and `items` needs whole groups."""
+        return self._further is not None
+
+    def items(self, rows: Sequence[tuple[SampleId, Payload]]) -> list[PromptItem]:
+        """Returns the prompts of samples' children, whose groups have the samples' ids.
+
+        Args:
+            rows: Samples; where groups are read, whole ones in member order, one after the other.
 
         Raises:
             DataError: the data row lacks a field, or the tokenizer cannot encode a text.
         """
-        ended = payload.finish is FinishReason.STOP
-        tokens = {
-            "prompt": payload.item.prompt_ids,
-            "response": payload.tokens[:-1] if ended else payload.tokens,
-        }
-        row = payload.item.row
+        if self._further is None:
+            return [self._item(sample, payload, None) for sample, payload in rows]
+        found: list[PromptItem] = []
+        for _, group in groupby(rows, key=lambda row: row[1].item.group):
+            members = list(group)
+            for place, (sample, payload) in enumerate(members):
+                _, opponent = members[(place + self._further) % len(members)]
+                found.append(self._item(sample, payload, opponent))
+        return found
+
+    def _item(self, sample: SampleId, payload: Payload, opponent: Payload | None) -> PromptItem:
+        continued = 0
+        if self._cut is not None:
+            before = prefix_length(self._cut, payload.logprobs)
+            continued = payload.item.num_continued + before
+            ids = np.concatenate([payload.item.prompt_ids, payload.tokens[:before]])
+        else:
+            tokens = {"prompt": payload.asked, "response": _said(payload)}
+            if opponent is not None:
+                tokens["opponent"] = _said(opponent)
+            pieces = self._pieces(payload.item.row)
+            ids = np.concatenate([tokens[p] if isinstance(p, str) else p for p in pieces])
         return PromptItem(
             epoch=payload.item.epoch,
             index=payload.item.index,
             group=GroupId(sample),
-            row=row,
-            prompt_ids=np.concatenate(
-                [tokens[p] if isinstance(p, str) else p for p in self._pieces(row)]
-            ),
+            row=payload.item.row,
+            prompt_ids=ids,
+            num_continued=continued,
         )
 
-    def longest(self, row: Row, prompt: int, response: int) -> int:
+    def longest(self, row: Row, parents: LongestPrompt) -> LongestPrompt:
         """Returns the tokens that a prompt made for a row has at most.
 
         Args:
-            prompt: Tokens of the prompt that is answered.
-            response: Tokens of a response at most.
+            parents: The same of the samples that it is made of.
 
         Raises:
-            DataError: as `item`.
+            DataError: as `items`.
         """
-        sizes = {"prompt": prompt, "response": response}
-        return sum(sizes[p] if isinstance(p, str) else len(p) for p in self._pieces(row))
+        if self._cut is not None:
+            before = parents.continued + most_before(self._cut, parents.sampled)
+            return replace(parents, continued=before)
+        said = parents.continued + parents.sampled
+        sizes = {"prompt": parents.asked, "response": said, "opponent": said}
+        asked = sum(sizes[p] if isinstance(p, str) else len(p) for p in self._pieces(row))
+        return LongestPrompt(asked=asked)
 
     def _pieces(self, row: Row) -> Iterator[str | Ints]:
         """Yields the pieces of a prompt: `prompt`, `response`, or the tokens of a text."""
@@ -109,6 +157,12 @@ class ChildPrompts:
                 self._encoded.clear()
             self._encoded[text, first] = known
         return known
+
+
+def _said(payload: Payload) -> Ints:
+    """Returns the tokens of a response, without the stop token that ended it."""
+    ended = payload.finish is FinishReason.STOP
+    return payload.response[:-1] if ended else payload.response
 
 
 _REMEMBERED = 4096

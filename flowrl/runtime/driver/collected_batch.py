@@ -157,8 +157,8 @@ def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
         answer=row.answer,
         row=row.fields,
         finish=payload.finish or FinishReason.LENGTH,
-        num_tokens=payload.num_sampled,
-        tokens=payload.tokens.tolist(),
+        num_tokens=payload.num_sampled + payload.item.num_continued,
+        tokens=payload.response.tolist(),
     )
 
 

@@ -107,6 +107,19 @@ class Payload:
         return self.turn is not None
 
     @property
+    def asked(self) -> Ints:
+        """int64 `[P]`: the prompt, without the tokens of a response that is continued."""
+        ids = self.item.prompt_ids
+        return ids[: len(ids) - self.item.num_continued]
+
+    @property
+    def response(self) -> Ints:
+        """int64: the response as rewards see it, with the tokens before the cut it continues."""
+        if not self.item.num_continued:
+            return self.tokens
+        return np.concatenate([self.item.prompt_ids[-self.item.num_continued :], self.tokens])
+
+    @property
     def num_sampled(self) -> int:
         """Response tokens that the policy produced; an environment's words are not among them."""
         return len(self.tokens) if self.mask is None else int(self.mask.sum())

@@ -579,7 +579,7 @@ class RolloutDriver:
 
     def _decode(self, payloads: Sequence[Payload]) -> None:
         texts = self._tokenizer.decode_many(
-            [p.tokens[:-1] if p.finish is FinishReason.STOP else p.tokens for p in payloads]
+            [p.response[:-1] if p.finish is FinishReason.STOP else p.response for p in payloads]
         )
         for payload, text in zip(payloads, texts, strict=True):
             payload.text = text

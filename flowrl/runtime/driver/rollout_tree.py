@@ -3,10 +3,11 @@
     offer -> draft: sample ends -> its prompt is made, offered -> critique: sample ends -> ...
 
 As soon as the generation of a sample ends, the prompt that is made of it is offered to the driver
-of its children, while other samples of its rollout still run; no rollout waits for another. Two
-cases wait until the parents' batch is delivered: prompts that are made of what a filter keeps,
-since a verdict comes when scorers answer, and no batch of an engine may depend on that; and a
-rollout before which the plan moves models on or off the device.
+of its children, while other samples of its rollout still run; no rollout waits for another. Prompts
+of pairs are offered when all samples of a group have ended. Three cases wait until the parents'
+batch is delivered: prompts that are made of what a filter keeps, since a verdict comes when scorers
+answer, and no batch of an engine may depend on that; a rollout before which the plan moves models
+on or off the device; and pairs of a group with spare samples, of which some are left out.
 
 Each rollout has its own scheduler. A group of children answers one parent, and the batch of a step
 has the children of all parents of the step. Where a filter has the parents' batch refilled, it is;
@@ -87,7 +88,7 @@ class OpenRollout:
 
     @property
     def waits(self) -> bool:
-        """True if its prompts are offered when the batch of their parents is there; see above."""
+        """True if its prompts never are offered before the batch of their parents is there."""
         return self.switches or self.part.parents != self.part.parent
 
 
@@ -112,6 +113,8 @@ class RolloutTree:
         self.rollouts = tuple(rollouts)
         self._items: dict[NodeId, list[PromptItem]] = {}
         self._offered: dict[NodeId, set[SampleId]] = {}
+        # Of rollouts whose groups pairs are made of.
+        self._ended: dict[tuple[NodeId, GroupId], dict[SampleId, Payload]] = {}
 
     @property
     def root(self) -> OpenRollout:
@@ -137,9 +140,14 @@ class RolloutTree:
         self._items = {rollout.node: [] for rollout in self.rollouts}
         self._offered = {rollout.node: set() for rollout in self.rollouts}
         generated: dict[NodeId, GeneratedRollout] = {}
+        self._ended = {}
         for rollout in self.rollouts:
-            children = [r for r in self.rollouts if r.part.parent == rollout.node and not r.waits]
-            rollout.driver.on_generated = partial(self._admit_to, children) if children else None
+            children = [
+                r for r in self.rollouts if r.part.parent == rollout.node and not self._waits(r)
+            ]
+            rollout.driver.on_generated = (
+                partial(self._admit_to, rollout, children) if children else None
+            )
             rollout.driver.begin()
         for rollout in self.rollouts:
             version = rollout.driver.scheduler.version
@@ -150,7 +158,7 @@ class RolloutTree:
                 offered: Sequence[PromptItem] = (*items, *collected.further)
             else:
                 parents = generated[rollout.part.parent]
-                if rollout.waits:
+                if self._waits(rollout):
                     rows = [
                         row for _, members in _parents(rollout.part, parents) for row in members
                     ]
@@ -175,9 +183,31 @@ class RolloutTree:
         driver.run(lambda: driver.has_settled(number), *others)
         return driver.take(number)
 
-    def _admit_to(self, children: Sequence[OpenRollout], rows: Members) -> None:
+    def _waits(self, rollout: OpenRollout) -> bool:
+        """True if its prompts are offered when the batch of their parents is there; see above."""
+        if rollout.prompts is None or not rollout.prompts.reads_groups:
+            return rollout.waits
+        (parents,) = (r for r in self.rollouts if r.node == rollout.part.parent)
+        settings = parents.driver.scheduler.settings
+        return rollout.waits or settings.num_members > settings.group_size
+
+    def _admit_to(
+        self, parents: OpenRollout, children: Sequence[OpenRollout], rows: Members
+    ) -> None:
+        pairs = {c.node for c in children if c.prompts is not None and c.prompts.reads_groups}
+        whole = self._whole(parents, rows) if pairs else ()
         for child in children:
-            self._admit(child, rows)
+            self._admit(child, whole if child.node in pairs else rows)
+
+    def _whole(self, parents: OpenRollout, rows: Members) -> Members:
+        """Returns the members of the groups of which these samples were the last to end."""
+        whole: list[tuple[SampleId, Payload]] = []
+        for sample, payload in rows:
+            ended = self._ended.setdefault((parents.node, payload.item.group), {})
+            ended[sample] = payload
+            if len(ended) == parents.driver.scheduler.settings.group_size:
+                whole += sorted(ended.items(), key=lambda row: int(row[0].rpartition("/")[2]))
+        return list(dict(whole).items())
 
     def _admit(self, child: OpenRollout, rows: Members) -> None:
         """Offers the prompts that are made of samples; once, however often rewards are tried."""
@@ -185,7 +215,7 @@ class RolloutTree:
         fresh = [(sample, payload) for sample, payload in rows if sample not in offered]
         offered.update(sample for sample, _ in fresh)
         assert child.prompts is not None
-        items = [child.prompts.item(sample, payload) for sample, payload in fresh]
+        items = child.prompts.items(fresh)
         self._items[child.node] += items
         child.driver.offer(items)
 

@@ -248,7 +248,7 @@ class StepReport:
         for sample, payload, end, reason in ends:
             item = payload.item
             if item.group not in rendered:
-                rendered[item.group] = tokenizer.visible(item.prompt_ids)
+                rendered[item.group] = tokenizer.visible(payload.asked)
             yield SampleRow(
                 stage=self._stage,
                 step=number,

@@ -282,7 +282,7 @@ class EagerRollout:
         assert parents is not None
         samples = self.visible.batch.sets[parents]
         rows = zip(samples.sequences.samples, samples.payloads, strict=True)
-        return [make.item(sample, payload) for sample, payload in rows]
+        return make.items(list(rows))
 
     def show(self, node: Node) -> None:
         """Runs the line of a score, a map or a filter, before the samples are handed over."""

@@ -19,7 +19,6 @@ from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, 
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
 from flowrl.runtime.setup.evaluation import held_out_score
 from flowrl.runtime.setup.rollouts import settings_of, train_key
-from flowrl.specs.prompts import PromptTemplate
 
 __all__ = ["require_here", "require_runnable"]
 
@@ -40,7 +39,6 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     require_here(config, stages)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
-        _require_templates_of_one_sample(stage)
         _require_schedulable(config, stage)
         _require_refillable(config, stage)
         _require_terms(config, stage)
@@ -48,17 +46,6 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         require_local_plan(stage)
     if use.policy is not None and (config.data.eval is not None or config.eval.sets):
         held_out_score(config, use.policy, [GraphParts(stage.graph) for stage in stages])
-
-
-def _require_templates_of_one_sample(stage: CompiledStage) -> None:
-    for node in stage.graph.of_op(Op.PROMPTS_OF):
-        spec = node.attr("spec")
-        if not isinstance(spec, PromptTemplate) or spec.opponent is not None:
-            raise ConfigError(
-                f"{node.id} makes prompts by {spec}, which this executor does not run yet",
-                where=_line(node),
-                hint="`flowrl graph` and `flowrl plan` take it",
-            )
 
 
 def _require_terms(config: RunConfig, stage: CompiledStage) -> None:

@@ -34,7 +34,7 @@ from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.rollout.policies import WeightedShares
-from flowrl.runtime.driver.child_prompts import ChildPrompts
+from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.evaluation import evaluated_rollout
@@ -214,16 +214,17 @@ class RunInputs:
         """Checks that every response that may be generated fits after its prompt."""
         prompts = self.prepared_inputs.train.prompts
         for graph in self._graphs:
-            longest: dict[NodeId, tuple[list[int], int]] = {}
+            longest: dict[NodeId, list[LongestPrompt]] = {}
             for part in GraphParts(graph).rollouts:  # parents before their children
                 max_tokens = sampling_of_rollout(part).max_tokens
                 if part.parent is None:
                     require_context_length(prompts, max_tokens, self.max_length)
-                    lengths = [len(prompt.prompt_ids) for prompt in prompts]
+                    bounds = [LongestPrompt(asked=len(prompt.prompt_ids)) for prompt in prompts]
                 else:
-                    lengths = self._lengths_of_children(part, *longest[part.parent])
+                    bounds = self._bounds_of_children(part, longest[part.parent])
+                    lengths = [bound.asked + bound.continued for bound in bounds]
                     require_children_fit(part, prompts, lengths, max_tokens, self.max_length)
-                longest[part.node.id] = lengths, max_tokens
+                longest[part.node.id] = [replace(bound, sampled=max_tokens) for bound in bounds]
         if self.scorers.pools and self._use.policy is not None:
             all_parts = list(map(GraphParts, self._graphs))
             evaluated = evaluated_rollout(self._use.policy, all_parts)
@@ -235,14 +236,13 @@ class RunInputs:
             for items in self.prepared_inputs.held_out.values():
                 require_context_length(items, sampling.max_tokens, self.max_length)
 
-    def _lengths_of_children(
-        self, part: RolloutPart, prompts: Sequence[int], max_tokens: int
-    ) -> list[int]:
-        """Returns the tokens that the prompts made of samples have at most, for each data row.
+    def _bounds_of_children(
+        self, part: RolloutPart, parents: Sequence[LongestPrompt]
+    ) -> list[LongestPrompt]:
+        """Returns the bounds of prompts that are made of samples, for each data row.
 
         Args:
-            prompts: Tokens of the parents' prompts at most, by row.
-            max_tokens: Tokens of a parent at most.
+            parents: Bounds of the parents, by row.
 
         Raises:
             DataError: a row lacks a field of the template, or a text cannot be encoded.
@@ -250,14 +250,14 @@ class RunInputs:
         assert part.prompts is not None
         owner = self._use.owner(role_of(part.generate_node))
         made = ChildPrompts(part.prompts, self.prepared_inputs.models[owner].tokenizer)
-        lengths = []
-        for prompt, length in zip(self.prepared_inputs.train.prompts, prompts, strict=True):
+        bounds = []
+        for prompt, bound in zip(self.prepared_inputs.train.prompts, parents, strict=True):
             try:
-                lengths.append(made.longest(prompt.row, length, max_tokens))
+                bounds.append(made.longest(prompt.row, bound))
             except DataError as error:
                 error.where = f"{part.prompts.source}, {prompt.row.where}"
                 raise
-        return lengths
+        return bounds
 
     def _try_environments(self) -> None:
         """Opens each environment once and closes it again: rollouts open their own."""
