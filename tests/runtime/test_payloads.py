@@ -187,6 +187,7 @@ def episode(sample: SampleId, failure: EpisodeFailure | None = None) -> Finished
         token_reward=np.array([0.0, 0.0, 0.5, 0.0, 1.0], np.float32),
         state=np.array([-1, 70, 70, -1, 80], np.int64),
         text="<ab>c",
+        last_words="",
         score=1.5,
         terms={"turns": 2.0},
         failure=failure,
