@@ -74,9 +74,18 @@ def _check_named(role_backends: RoleBackends, stage: LoweredStage) -> None:
             where=f"{node.source or stage.workflow.source} and "
             f"{role_backends.loaded.where('roles')}",
             found=f"roles {listing(role_backends.roles)}",
-            hint=suggestion(role, role_backends.roles)
+            hint=_to_bind(stage, role)
+            or suggestion(role, role_backends.roles)
             or _missing_role(role, stage.kinds[role], role_backends),
         )
+
+
+def _to_bind(stage: LoweredStage, role: str) -> str | None:
+    """Returns how to name the roles of a list that the config does not bind; None for others."""
+    found = next(r for r in stage.workflow.roles if r.name == role)
+    if not found.listed or found.parameter in stage.config.bind:
+        return None
+    return f"set {stage.prefix}bind.{found.parameter}=[NAME, NAME, ...], keys of roles"
 
 
 def _missing_role(role: str, kind: RoleKind, role_backends: RoleBackends) -> str:

@@ -27,7 +27,7 @@ from flowrl.config.data import DataConfig, DataSource, OneSource, single_sources
 from flowrl.config.executors import ExecutorName
 from flowrl.config.rewards import RewardsConfig, RewardTerm
 from flowrl.config.roles import OptimizerConfig, RoleConfig
-from flowrl.config.section import Args, Float, Int, Refusal, Section
+from flowrl.config.section import Args, Bind, Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
 from flowrl.specs.attributes import MIN_TEMPERATURE
 from flowrl.specs.loss import Aggregation
@@ -133,14 +133,15 @@ class StageConfig(Section):
             name of the stage.
         args: Keyword arguments of the workflow function that are not roles.
         bind: Roles of the workflow under other names: `{actor: teacher}` runs it with the role
-            `teacher` as its `actor`.
+            `teacher` as its `actor`, and `{teachers: [maths, code]}` with two roles as its list
+            `teachers`.
     """
 
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
     stop: StopConfig | None = None
     args: Args = Field(default_factory=dict)
-    bind: dict[str, str] = Field(default_factory=dict)
+    bind: Bind = Field(default_factory=dict)
 
 
 class AdvantageConfig(Section):
@@ -380,7 +381,7 @@ class RunConfig(Section):
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
     args: Args = Field(default_factory=dict)
-    bind: dict[str, str] = Field(default_factory=dict)
+    bind: Bind = Field(default_factory=dict)
     stop: StopConfig | None = None
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
     data: DataConfig

@@ -17,6 +17,7 @@ from flowrl.errors import ConfigError
 __all__ = [
     "ABSENT",
     "Args",
+    "Bind",
     "Float",
     "Int",
     "Refusal",
@@ -43,6 +44,7 @@ def _no_truth_value(value: object) -> object:
 Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
 Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
 Args: TypeAlias = dict[str, str | int | float | bool | None]
+Bind: TypeAlias = dict[str, str | tuple[str, ...]]
 
 
 class Section(BaseModel):

@@ -5,11 +5,14 @@ Upper bounds throughout: a filter may drop groups, and samples may end early; ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import combinations
+
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
 from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges
 from flowrl.graph.sample_trees import parents_of
-from flowrl.specs import Replay, Sampling, SelectSpec
+from flowrl.specs import Replay, RowCondition, Sampling, SelectSpec
 from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
@@ -46,8 +49,7 @@ def samples_of_step(graph: Graph, node: Node, prompts: int, group_size: int) -> 
     groups, reader = prompts, node
     while reader.op not in (Op.SOURCE, Op.GENERATE, Op.INTERACT):
         if reader.op is Op.CONCAT:
-            parts = [graph.node(edge.src) for edge in sample_edges(graph, reader)]
-            return sum(samples_of_step(graph, part, prompts, group_size) for part in parts)
+            return _joined(graph, reader, lambda p: samples_of_step(graph, p, prompts, group_size))
         spec = reader.attr("spec")
         if isinstance(spec, Replay):
             groups = spec.n
@@ -78,10 +80,7 @@ def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:
             case Op.SOURCE:
                 return 2 if node.attr("data") == "pairs" else 1
             case Op.CONCAT:
-                return sum(
-                    samples_per_prompt(graph, graph.node(edge.src), group_size)
-                    for edge in sample_edges(graph, node)
-                )
+                return _joined(graph, node, lambda p: samples_per_prompt(graph, p, group_size))
             case Op.PAIR:
                 reads = graph.in_edges(node.id)
                 return 2 * max(
@@ -96,6 +95,37 @@ def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:
         if isinstance(spec, SelectSpec):
             return _kept(spec, samples_per_prompt(graph, source, group_size))
         node = source
+
+
+def _joined(graph: Graph, node: Node, count: Callable[[Node], int]) -> int:
+    """Returns the samples of joined sets at most; a row is in one of several parts by row."""
+    by_split: dict[tuple[str, str], list[tuple[RowCondition | None, int]]] = {}
+    for edge in sample_edges(graph, node):
+        part = graph.node(edge.src)
+        whole, condition = _split_of(graph, part)
+        field = "" if condition is None else condition.field
+        by_split.setdefault((whole, field), []).append((condition, count(part)))
+    total = 0
+    for parts in by_split.values():
+        given = [condition for condition, _ in parts]
+        apart = all(
+            a is not None and b is not None and a.excludes(b) for a, b in combinations(given, 2)
+        )
+        numbers = [number for _, number in parts]
+        total += max(numbers) if apart else sum(numbers)
+    return total
+
+
+def _split_of(graph: Graph, node: Node) -> tuple[str, RowCondition | None]:
+    """Returns the set or the prompts of which a set is a part, and the condition of the part."""
+    while True:
+        spec = node.attr("spec")
+        edge = graph.feeding(node.id, "rollout") or graph.feeding(node.id, "prompts")
+        if edge is None:
+            return node.id, None
+        if isinstance(spec, RowCondition):
+            return edge.src, spec
+        node = graph.node(edge.src)
 
 
 def _kept(spec: SelectSpec, size: int) -> int:

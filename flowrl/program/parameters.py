@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -44,6 +44,10 @@ _KINDS = tuple(kind.__name__ for kind in (*ROLE_KINDS, *_DATA))
 _ACCEPTED = ", ".join(f"fl.{kind}" for kind in _KINDS) + (", int, float, str, bool or Literal[...]")
 
 
+UNBOUND = 2
+"""Roles of a list that no config names: the least number that shows what the program does."""
+
+
 class _Required:
     def __repr__(self) -> str:
         return "required"
@@ -61,11 +65,13 @@ class RoleParameter:
         kind: The class of its handle, whose operations it performs.
         parameter: The name of the function's parameter; the same, unless `Workflow.bind` renames
             the role.
+        listed: True for one of the roles of a parameter `list[fl.Policy]`.
     """
 
     name: RoleName
     kind: RoleKind
     parameter: str
+    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +145,9 @@ def read_parameters(
             if kind in ROLE_KINDS:
                 role = RoleName(parameter.name)
                 roles.append(RoleParameter(name=role, kind=kind, parameter=role))
+            elif (each := _listed_kind(kind)) is not None:
+                names = [f"{parameter.name}_{number}" for number in range(1, UNBOUND + 1)]
+                roles += _listed_roles(parameter.name, each, names)
             elif kind in _DATA:
                 data.append(DataParameter(name=parameter.name, kind=kind))
             else:
@@ -164,6 +173,20 @@ def _misspelt(error: Exception) -> str | None:
     return None
 
 
+def _listed_kind(annotation: object) -> RoleKind | None:
+    """Returns the kind of the roles of `list[fl.Policy]`; None for other annotations."""
+    if get_origin(annotation) is not list:
+        return None
+    return next((kind for kind in ROLE_KINDS if get_args(annotation) == (kind,)), None)
+
+
+def _listed_roles(parameter: str, kind: RoleKind, names: Sequence[str]) -> list[RoleParameter]:
+    return [
+        RoleParameter(name=RoleName(name), kind=kind, parameter=parameter, listed=True)
+        for name in names
+    ]
+
+
 # The errors of these functions begin where `read_parameters` names the parameter.
 
 
@@ -178,7 +201,8 @@ def _annotation(parameter: inspect.Parameter, hints: Mapping[str, object]) -> An
     if parameter.name not in hints:
         raise TraceError("has no annotation", expected=_ACCEPTED, hint=_annotation_for(parameter))
     kind = hints[parameter.name]
-    if kind in (*ROLE_KINDS, *_DATA) and parameter.default is not parameter.empty:
+    of_config = kind in (*ROLE_KINDS, *_DATA) or _listed_kind(kind) is not None
+    if of_config and parameter.default is not parameter.empty:
         raise TraceError(
             "has a default, but roles and data come from the config",
             found=repr(parameter.default),
@@ -227,7 +251,7 @@ def _meant(annotation: object) -> str | None:
     parts = (annotation, *get_args(annotation))
     if any(part in (*ROLE_KINDS, *_DATA) for part in parts):
         if get_origin(annotation) not in (Union, types.UnionType):
-            return "write one parameter for each of them"
+            return "write list[fl.Policy] for several roles of a kind, or a parameter for each"
         return "a role that only some settings use is still a parameter: use it inside `if kl:`"
     if any(isinstance(part, type) and issubclass(part, Handle) for part in parts):
         return "a function of handles needs no mark: leave @fl.workflow out, and call it"
@@ -290,15 +314,21 @@ def bind_arguments(
 
 
 def bind_roles(
-    workflow: str, roles: tuple[RoleParameter, ...], new_names: Mapping[str, str]
+    workflow: str,
+    roles: tuple[RoleParameter, ...],
+    new_names: Mapping[str, str | Sequence[str]],
 ) -> tuple[RoleParameter, ...]:
     """Renames roles by their parameter; those that `new_names` does not have keep their names.
+
+    Args:
+        new_names: The name of a role by parameter; of a list of roles, their names.
 
     Raises:
         ConfigError: A parameter is no role (with the nearest), or two roles have one name.
     """
-    names = [role.parameter for role in roles]
-    for name, role_name in new_names.items():
+    parameters = {role.parameter: role for role in roles}
+    names = list(parameters)
+    for name, given in new_names.items():
         if name not in names:
             raise ConfigError(
                 f"workflow '{workflow}' has no role '{name}'",
@@ -306,16 +336,32 @@ def bind_roles(
                 expected=f"one of {listing(names)}",
                 hint=one_of_them(name, names),
             )
-        if not role_name.isprintable() or role_name.split() != [role_name]:
+        listed = parameters[name].listed
+        if isinstance(given, str) == listed or (listed and not given):
             raise ConfigError(
-                f"'{role_name}' cannot be the name of a role",
+                f"'{name}' of workflow '{workflow}' is {'a list of roles' if listed else 'a role'}",
                 where=f"bind.{name}",
-                expected="a key of roles, without blanks",
-                hint="name a key of roles",
+                found=repr(given),
+                expected="keys of roles, in a list" if listed else "a key of roles",
+                hint=f"write {name}: [{given or 'NAME'}]" if listed else f"write {name}: NAME",
             )
-    bound = tuple(
-        replace(role, name=RoleName(new_names.get(role.parameter, role.name))) for role in roles
-    )
+        for role_name in (given,) if isinstance(given, str) else given:
+            if not role_name.isprintable() or role_name.split() != [role_name]:
+                raise ConfigError(
+                    f"'{role_name}' cannot be the name of a role",
+                    where=f"bind.{name}",
+                    expected="a key of roles, without blanks",
+                    hint="name a key of roles",
+                )
+    bound: list[RoleParameter] = []
+    for name, first in parameters.items():
+        new = new_names.get(name)
+        if new is None:
+            bound += [role for role in roles if role.parameter == name]
+        elif isinstance(new, str):
+            bound.append(replace(first, name=RoleName(new)))
+        else:
+            bound += _listed_roles(name, first.kind, new)
     for role in bound:
         same = [other.parameter for other in bound if other.name == role.name]
         if len(same) > 1:
@@ -326,7 +372,7 @@ def bind_roles(
                 expected="a role of its own for each",
                 hint="bind one of them to another role",
             )
-    return bound
+    return tuple(bound)
 
 
 def fits(argument: Argument, value: object) -> bool:

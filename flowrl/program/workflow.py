@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
 from flowrl.errors import FlowError, TraceError
@@ -77,12 +77,13 @@ class Workflow:
     def __repr__(self) -> str:
         return f"<workflow {self.name} ({self.source})>"
 
-    def bind(self, names: Mapping[str, str]) -> Workflow:
+    def bind(self, names: Mapping[str, str | Sequence[str]]) -> Workflow:
         """Returns the same workflow with other names for its roles.
 
         Args:
             names: Role of the config by parameter, where they differ: `{"actor": "teacher"}`
-                makes a workflow that trains the teacher.
+                makes a workflow that trains the teacher. Of a list of roles, their names:
+                `{"teachers": ["maths", "code"]}`.
 
         Raises:
             ConfigError: a role that it does not have (with the nearest), or one role for two.
@@ -142,7 +143,13 @@ class Workflow:
         handles: dict[str, object] = dict(bind_arguments(self.name, self.arguments, args or {}))
         with tracing(tracer):
             for role in self.roles:
-                handles[role.parameter] = role.kind(tracer, role.name)
+                made = role.kind(tracer, role.name)
+                if role.listed:
+                    of_list = handles.setdefault(role.parameter, [])
+                    assert isinstance(of_list, list)
+                    of_list.append(made)
+                else:
+                    handles[role.parameter] = made
             for data in self.data:
                 node = tracer.add(
                     Op.SOURCE,
@@ -230,12 +237,21 @@ class Workflow:
                 hint=hint,
             )
 
-        roles = [(role.parameter, role.kind) for role in self.roles]
-        data = [(parameter.name, parameter.kind) for parameter in self.data]
-        for name, kind in (*roles, *data):
-            if not isinstance(bound.arguments[name], kind):
+        roles = {role.parameter: role for role in self.roles}.values()
+        for role in roles:
+            given, kind = bound.arguments[role.parameter], role.kind
+            several = given if role.listed and isinstance(given, list | tuple) else ()
+            handles = several if role.listed else (given,)
+            if not handles or not all(isinstance(each, kind) for each in handles):
+                written = f"list[fl.{kind.__name__}]" if role.listed else f"fl.{kind.__name__}"
+                called = f"several of {kind.kind}" if role.listed else kind.kind
+                hint = "pass handles of that kind" if role.listed else "pass a handle of that kind"
+                raise refused(f"takes {called} as", role.parameter, written, hint)
+        for parameter in self.data:
+            if not isinstance(bound.arguments[parameter.name], parameter.kind):
+                called, written = parameter.kind.kind, f"fl.{parameter.kind.__name__}"
                 hint = "pass a handle of that kind"
-                raise refused(f"takes {kind.kind} as", name, f"fl.{kind.__name__}", hint)
+                raise refused(f"takes {called} as", parameter.name, written, hint)
         for argument in self.arguments:
             name = argument.name
             if name in bound.arguments and not fits(argument, bound.arguments[name]):

@@ -48,6 +48,13 @@ class RowCondition(Spec):
         )
         return is_listed != self.excluded
 
+    def excludes(self, other: RowCondition) -> bool:
+        """Returns True if no row meets both conditions, which are of one field."""
+        if self.excluded or other.excluded:
+            rest, named = (self, other) if self.excluded else (other, self)
+            return not named.excluded and not any(map(rest.accepts, named.listed))
+        return not any(map(self.accepts, other.listed))
+
     def conflicts(self) -> Iterator[Wrong]:
         """Yields a field without a name, and values that are none."""
         if not self.field.strip():

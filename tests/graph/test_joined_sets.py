@@ -14,6 +14,7 @@ from flowrl.errors import FlowError, GraphError, TraceError
 from flowrl.graph import graph_from_json, graph_to_json, parse
 from flowrl.graph.sample_sets import sampling_nodes
 from flowrl.passes import Context, run_passes
+from flowrl.specs import RowCondition
 
 
 def preferring(make: Callable[..., Any]) -> fl.Workflow:
@@ -207,8 +208,8 @@ def test_a_split_gives_prompts_and_a_join_says_where_each_sample_is_from():
         *("tokens", "response_mask", "rollout_logprobs", "turn", "token_reward", "state"),
         *("source", "score"),
     ]
-    # A step's prompts may all be of one topic: a bound.
-    assert samples_per_prompt(graph, graph.node("actor.update"), group_size=8) == 6
+    # A prompt is of one of the topics, and a step's prompts may all be of the larger one: a bound.
+    assert samples_per_prompt(graph, graph.node("actor.update"), group_size=8) == 4
 
 
 def test_demonstrations_have_a_logprob_only_where_the_program_says_so():
@@ -303,3 +304,17 @@ def test_splits_and_joins_without_a_meaning_are_refused(
 ):
     with pytest.raises(error, match=says):
         mixing(make).trace()
+
+
+def test_parts_that_share_no_row_are_counted_once_in_a_plan():
+    conditions = [
+        RowCondition.of("topic", values, excluded=excluded)
+        for values, excluded in ((["a"], False), (["b", 1], False), (["a", "b", 1], True))
+    ]
+    first, second, rest = conditions
+    assert first.excludes(second)
+    assert rest.excludes(first)
+    assert second.excludes(rest)
+    assert not rest.excludes(rest)
+    assert not RowCondition.of("topic", ["c"], excluded=False).excludes(rest)
+    assert RowCondition.of("topic", [True], excluded=False).excludes(second)

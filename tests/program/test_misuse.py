@@ -495,10 +495,13 @@ def test_annotations_that_have_no_meaning_are_told_with_what_was_meant():
     with pytest.raises(TraceError) as caught:
 
         @fl.workflow
-        def many(prompts: fl.Prompts, actor: fl.Policy, judges: list[fl.Reward]):
+        def many(prompts: fl.Prompts, actor: fl.Policy, judges: dict[str, fl.Reward]):
             pass
 
-    assert caught.value.hint == "write one parameter for each of them"
+    assert (
+        caught.value.hint
+        == "write list[fl.Policy] for several roles of a kind, or a parameter for each"
+    )
     with pytest.raises(TraceError) as caught:
 
         @fl.workflow

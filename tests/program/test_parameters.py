@@ -119,3 +119,63 @@ def test_max_staleness_must_count_publications():
 def test_only_functions_are_workflows():
     with pytest.raises(TraceError, match="marks functions"):
         fl.workflow(3)  # type: ignore[call-overload]
+
+
+# Lists of roles.
+
+
+@fl.workflow
+def taught(prompts: fl.Prompts, *, student: fl.Policy, teachers: list[fl.Policy]):
+    rollout = student.generate(prompts)
+    parts = [fl.where(rollout, row="teacher", equals=teacher.name) for teacher in teachers]
+    judged = [
+        (part, fl.advantage.distill(part, teacher=teacher.logprobs(part)))
+        for part, teacher in zip(parts, teachers, strict=True)
+    ]
+    rollout, advantages = fl.concat(*judged)
+    student.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
+def test_a_list_of_roles_has_the_roles_that_the_config_binds():
+    assert taught.trace().roles == ("student", "teachers_1", "teachers_2")
+    bound = taught.bind({"teachers": ["maths", "code", "chess"], "student": "actor"})
+    graph = bound.trace()
+    assert graph.roles == ("actor", "maths", "code", "chess")
+    assert [str(node.attr("spec")) for node in graph.nodes if node.op == "where"] == [
+        f'row(field="teacher", values="[\\"{name}\\"]")' for name in ("maths", "code", "chess")
+    ]
+    assert [role.parameter for role in bound.roles] == ["student", *["teachers"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "text"),
+    [
+        ({"teachers": "maths"}, "bind.teachers", "write teachers: [maths]"),
+        ({"teachers": []}, "bind.teachers", "is a list of roles"),
+        ({"student": ["maths"]}, "bind.student", "write student: NAME"),
+        ({"teachers": ["maths", "maths"]}, "bind.teachers", "one role fills two"),
+        ({"teachers": ["student"]}, "bind.teachers", "student for student and teachers"),
+        ({"teachers": ["a b"]}, "bind.teachers", "a key of roles, without blanks"),
+    ],
+)
+def test_a_list_of_roles_is_bound_to_different_roles(names, where, text):
+    with pytest.raises(ConfigError) as caught:
+        taught.bind(names)
+    assert caught.value.where == where
+    assert text in str(caught.value)
+
+
+def test_a_workflow_passes_a_list_of_roles_on():
+    @fl.workflow
+    def outer(prompts: fl.Prompts, *, actor: fl.Policy, masters: list[fl.Policy]):
+        taught(prompts, student=actor, teachers=masters)
+
+    graph = outer.bind({"masters": ["maths", "code"]}).trace()
+    assert graph.roles == ("actor", "maths", "code")
+
+    @fl.workflow
+    def wrong(prompts: fl.Prompts, *, actor: fl.Policy, master: fl.Policy):
+        taught(prompts, student=actor, teachers=master)
+
+    with pytest.raises(TraceError, match="takes several of a policy as 'teachers'"):
+        wrong.trace()

@@ -469,8 +469,8 @@ def _scored(collected: CollectedBatch) -> list[tuple[SampleId, Payload]]:
 
 def _reason(node: Node) -> str:
     """Returns the reason that a node gives the samples that it took out."""
-    if node.op is Op.PAIR:
-        return "unpaired"
+    if node.op in (Op.PAIR, Op.WHERE):
+        return "unpaired" if node.op is Op.PAIR else "where"
     spec = node.attr("spec")
     assert isinstance(spec, Spec)
     return spec.reason if isinstance(spec, FilterSpec) else spec.kind
