@@ -91,6 +91,14 @@ def check_replay(graph: Graph, node: Node) -> Iterator[GraphError]:
             found=", ".join("data" if each is None else each.id for each in samplers),
             hint="hold those of each rollout by themselves",
         )
+    regions = {each.region for each in samplers if each is not None and each.region is not None}
+    if any(len([g for g in graph.of_op(Op.GENERATE) if g.region == one]) > 1 for one in regions):
+        yield node_error(
+            node,
+            f"{node.id} holds turns of an episode in which several policies take turns",
+            expected="responses, or episodes of one policy",
+            hint="update on these turns in the step that generates them",
+        )
     source = graph.feeding(node.id, "rollout")
     if source is not None and parents_of(graph, graph.node(source.src)) is not None:
         yield node_error(

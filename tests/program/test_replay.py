@@ -69,6 +69,17 @@ def as_parents(*, rollout, scores, actor, judge, **_):
     actor.update(second, judge.score(second))
 
 
+def test_turns_among_those_of_other_policies_are_not_replayed():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, pro: fl.Policy, con: fl.Policy, court: fl.Environment):
+        (turns, scores), _ = fl.interact((pro, con), court, prompts)
+        pro.update(*fl.replay(turns, scores, n=2))  # turns
+
+    with pytest.raises(GraphError, match="several policies take turns") as caught:
+        mine.trace()
+    assert caught.value.where.endswith(f":{line_with(__file__, 'turns')}")
+
+
 def test_replayed_samples_have_the_scores_of_their_step():
     with pytest.raises(GraphError) as caught:
         workflow_of(again).trace()

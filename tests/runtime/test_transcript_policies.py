@@ -56,6 +56,15 @@ def test_a_single_reward_is_that_of_the_turn():
     assert dict(ended(made).terms) == {"pro_score": 0.0, "con_score": 0.25, "turns": 2.0}
 
 
+def test_a_policy_against_itself_has_a_score_for_each_of_its_turns():
+    made = Transcript(policies=(PRO, PRO))
+    made.open(np.array([9]))
+    for turn in range(2):
+        made.act(said(1, version=3), 0, "x")
+        made.reward(float(turn), {})
+    assert dict(ended(made).terms) == {"pro_score": 0.0, "pro_2_score": 1.0, "turns": 2.0}
+
+
 def test_rewards_that_no_turn_can_have_are_named():
     assert transcript(2).reward((1.0,), {}) == "gave 1 rewards to 2 policies"
     early = "gave a reward to con, which has not taken a turn yet"

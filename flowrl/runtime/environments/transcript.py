@@ -210,13 +210,17 @@ class Transcript:
         return None if piece.turn is None else piece.turn % max(1, len(self.policies))
 
     def _scores(self) -> dict[str, float]:
-        """Returns the score of each policy by name, where several take turns."""
-        if len(self.policies) < 2:
-            return {}
-        return {
-            f"{policy}_score": float(sum(p.reward for p in self._pieces if self._policy_of(p) == k))
-            for k, policy in enumerate(self.policies)
-        }
+        """Returns the score of each policy by name, where several take turns.
+
+        One that takes several of them is `actor`, `actor_2` ...
+        """
+        scores: dict[str, float] = {}
+        for k, policy in enumerate(self.policies if len(self.policies) > 1 else ()):
+            times = self.policies[: k + 1].count(policy)
+            name = policy if times == 1 else f"{policy}_{times}"
+            own = (piece.reward for piece in self._pieces if self._policy_of(piece) == k)
+            scores[f"{name}_score"] = float(sum(own))
+        return scores
 
     def say(self, text: str) -> None:
         """Notes the text of an observation; rewards read it only if a turn follows."""
