@@ -337,6 +337,7 @@ def correcting_losses(*, pairs: bool = False) -> tuple[str, ...]:
             continue
         loss = make()
         policy = isinstance(loss, LossSpec) and loss.predicts == "logprobs"
+        policy = policy and (pairs or "advantages" in loss.needs)  # not a reward that is learnt
         if policy and loss.corrects_behaviour and loss.pairs == pairs:
             names.append(name)
     return tuple(names)

@@ -321,7 +321,7 @@ def guessing(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment) -> 
 @fl.workflow
 def replaying(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """RePO on prompts that are sometimes solved: fresh samples, and then earlier ones."""
-    rollout = actor.generate(prompts)
+    rollout = actor.generate(fl.where(prompts, row="a", one_of=range(100)))  # of all rows
     scores = verifier.score(rollout)
     kept, kept_scores = fl.filter.zero_variance(rollout, scores)
     old, old_scores = fl.replay(kept, kept_scores, n=2, capacity=6, max_age=2)

@@ -198,7 +198,7 @@ class StageMaker:
             assert checkpoint is not None  # a stage without one hands its buffers over
             (rollout,) = parts.roots(node.id)
             prompts = next(part.source for part in parts.rollouts if part.node.id == rollout)
-            (source,) = (source for source in sources if source.node == prompts)
+            source = next(s for s in sources if s.node == parts.data_of(prompts))
             held = part_of(state, "replayed").get(node.id)
             buffer.restore(held, checkpoint / REPLAYED / node.id, source.item_of)
         return found
