@@ -34,9 +34,12 @@ class AdmissionQueue:
         "asked_for_lost",
         "kept",
         "lost",
+        "new_kept",
+        "new_settled",
         "num_admitted",
         "requested",
         "settled",
+        "unsettled",
     )
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -53,8 +56,11 @@ class AdmissionQueue:
         self.lost = 0  # refill: dead groups for which no replacement was asked for; >= 0
         self.asked_for_lost = 0  # refill: those for which one was, and has not been offered; >= 0
         self.requested: Counter[str] = Counter()  # by source, asked for and not yet offered; > 0
-        self.kept = 0.0  # refill: groups that got READY, fading
-        self.settled = 0.0  # refill: groups that got READY or died, fading alike
+        self.unsettled = 0  # admitted groups that neither got READY nor died; >= 0
+        self.kept = 0.0  # refill: groups that got READY before the last request, fading
+        self.settled = 0.0  # refill: groups that got READY or died before it, fading alike
+        self.new_kept = 0  # refill: of those since then
+        self.new_settled = 0
 
     # Groups
 
@@ -84,6 +90,7 @@ class AdmissionQueue:
         group.seq = self.num_admitted
         self.num_admitted += 1
         self.admitted += 1
+        self.unsettled += 1
 
     def clear(self) -> None:
         """Forgets all waiting groups and requests."""
@@ -132,14 +139,21 @@ class AdmissionQueue:
     def wanted_by_batches(self, asked: int, alive: int) -> int:
         """Returns how many groups to ask for where batches that wait for `asked` groups lack some.
 
-        Only what was lost is asked for again: the caller offers the first ones by itself.
+        Only what was lost is asked for again: the caller offers the first ones by itself. Groups
+        are asked for once all others are settled, so that their number does not depend on the order
+        in which these were.
         """
         missing = min(asked - alive - self.requested.total(), self.lost)
-        if missing <= 0:
+        if missing <= 0 or self.unsettled:
             return 0
         self.lost -= missing
         self.asked_for_lost += missing
-        return self._settings.refill_by.ask(missing, self.kept, self.settled)
+        policy = self._settings.refill_by
+        faded = policy.fading**self.new_settled
+        self.kept = self.kept * faded + self.new_kept
+        self.settled = self.settled * faded + self.new_settled
+        self.new_kept = self.new_settled = 0
+        return policy.ask(missing, self.kept, self.settled)
 
     def request(self, source: str, number: int) -> None:
         """Notes that so many groups were asked for."""
@@ -167,12 +181,10 @@ class AdmissionQueue:
         self.requested.clear()
 
     def settle(self, kept: bool) -> None:
-        """Counts a group that got READY, or died before, where the refill policy reads counts."""
-        fading = self._settings.refill_by.fading
-        if not fading:
-            return  # else what is left would say which group was the last, a matter of time
-        self.kept = self.kept * fading + kept
-        self.settled = self.settled * fading + 1
+        """Counts a group that got READY, or died before."""
+        self.unsettled -= 1
+        self.new_kept += kept
+        self.new_settled += 1
 
     # The state as JSON
 
@@ -188,6 +200,8 @@ class AdmissionQueue:
             "requested": dict(self.requested),
             "kept": self.kept,
             "settled": self.settled,
+            "new_kept": self.new_kept,
+            "new_settled": self.new_settled,
             "shares": None if self._shares is None else self._shares.to_json(),
         }
 
@@ -201,6 +215,7 @@ class AdmissionQueue:
         self.lost, self.asked_for_lost = obj["lost"], obj["asked_for_lost"]
         self.requested = Counter(obj["requested"])
         self.kept, self.settled = obj["kept"], obj["settled"]
+        self.new_kept, self.new_settled = obj["new_kept"], obj["new_settled"]
         if self._shares is not None:
             self._shares.read(obj["shares"])
 

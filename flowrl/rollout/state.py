@@ -240,7 +240,7 @@ def _describe(engine: Engine) -> str:
 # The state as plain JSON values, and back; `read_state(write_state(s))` is `s`. Nothing derived is
 # written: loads and limits of engines, counts of live samples and the pool's counts are computed.
 
-FORMAT = 3
+FORMAT = 4
 """Version of the layout; another one is refused."""
 
 _HEALTH = ("quarantines", "on_trial", "until_s")
@@ -414,6 +414,7 @@ def _read_group(state: SchedulerState, obj: dict[str, Any]) -> Group:
         state.pool.add(group)
         group.phase = GroupPhase(obj["phase"])
         state.admission.admitted += group.alive
+        state.admission.unsettled += not group.settled
         if group.settled:
             state.pool.settle(group)
     return group

@@ -156,6 +156,8 @@ def _groups(state: SchedulerState) -> Iterator[str]:
     alive = {g.id for g in pooled if g.alive}
     if alive | {g.id for g in waiting} != set(state.groups):
         yield "the groups of pool and admission are not the scheduler's"
+    if sum(not group.settled for group in pooled) != state.admission.unsettled:
+        yield f"{state.admission.unsettled} groups that are not settled are counted"
     if len(alive) != state.admission.admitted:
         yield f"{len(alive)} admitted groups are alive, {state.admission.admitted} counted"
     dead = 0 if state.settings.refill else len(pooled) - len(alive)
@@ -221,7 +223,8 @@ def _demand(state: SchedulerState) -> Iterator[str]:
             yield "groups can be admitted, and nobody was asked for prompts"
     elif state.settings.refill and state.waiting:
         asked = sum(asked.groups for asked in state.waiting)
-        if min(asked - len(state.groups) - admission.requested.total(), admission.lost) > 0:
+        missing = min(asked - len(state.groups) - admission.requested.total(), admission.lost)
+        if missing > 0 and not admission.unsettled:
             yield "a batch can never be filled, and nobody was asked for prompts"
 
 

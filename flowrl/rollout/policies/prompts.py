@@ -149,7 +149,7 @@ class RefillPolicy(Spec):
 
     @property
     def fading(self) -> float:
-        """The factor by which earlier counts decay when another group is counted."""
+        """The factor by which the counts of earlier rounds decay for each group of the next."""
         return 0.0
 
     def ask(self, missing: int, kept: float, settled: float) -> int:
@@ -178,9 +178,9 @@ class AskByKeepRate(RefillPolicy):
     """So many that, at the share kept so far, enough will be left: ceil(missing / share).
 
     The share is `(prior weight + kept) / (weight + settled)`, where kept and settled count recent
-    groups: each is multiplied by `1 - 1/memory` before the next group is counted. Saves rounds of
-    asking, each as long as the longest of its samples; what is too many stays for the next batch,
-    or ages.
+    groups: the counts of earlier rounds are multiplied by `1 - 1/memory` for each group of the next
+    round. Saves rounds of asking, each as long as the longest of its samples; what is too many
+    stays for the next batch, or ages.
 
     Attributes:
         prior: Share to begin with.
