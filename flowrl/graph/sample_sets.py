@@ -38,7 +38,6 @@ SUBSETS = (Op.FILTER, Op.SELECT, Op.WHERE)
 JOINS = (Op.PAIR, Op.CONCAT)
 """Operations that make a set of samples of several other sets."""
 _MAKES = (Op.SOURCE, Op.PROMPTS_OF, *_ROLLOUTS, *SUBSETS, *JOINS, Op.REPLAY)
-_IN_SAMPLES = (*_ROLLOUTS, Op.SCORE, *SUBSETS)
 _BETWEEN_SETS = (Op.SYNC, Op.PARENT, Op.MEAN_OF_CHILDREN)
 """Operations whose arguments are of different samples; `flowrl.graph.sample_trees` checks them."""
 
@@ -69,8 +68,11 @@ def results(graph: Graph) -> tuple[Node, ...]:
     read = {edge.src for edge in graph.edges if not graph.is_inner(edge)}
     return tuple(
         node
-        for node in graph.of_op(*_IN_SAMPLES)
-        if node.id not in read and (node.region is None or node.op is Op.INTERACT)
+        for node in graph.nodes
+        if node.id not in read
+        and node.op not in (Op.SOURCE, Op.REPLAY)
+        and (node.region is None or node.op is Op.INTERACT)
+        and (node.output("tokens") is not None or node.output("score") is not None)
     )
 
 

@@ -338,7 +338,8 @@ def generation(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) ->
     scores = verifier.score(rollout)
     fl.log("before", scores)
     fl.filter.zero_variance(rollout, scores)
-    actor.generate(prompts, n=1, temperature=0)
+    greedy = actor.generate(prompts, n=1, temperature=0)
+    fl.shaping.soft_overlong(verifier.score(greedy), greedy, max_tokens=6, buffer=6)
 
 
 @fl.workflow

@@ -228,6 +228,8 @@ def test_a_program_without_an_update_leaves_its_samples_and_numbers_and_no_model
     assert (len(scored), len(greedy)) == (STEPS * 16, STEPS * 4)
     assert {row.reason for row in scored if row.end == "filtered"} == {"zero_variance"}
     assert {row.end for row in greedy} == {"consumed"}
+    for row in greedy:  # the score is what the program makes of that of the rule
+        assert row.score == pytest.approx(row.terms["digit"] - row.num_tokens / 6)
     assert {version for row in rows for version, _ in row.versions} == {0}
     for step in folder.steps():
         own = [row for row in rows if row.step == step.step]

@@ -68,8 +68,9 @@ class GeneratedRollout:
 def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
     """Returns the node whose score is reported for a rollout.
 
-    It is the one that an advantage reads, or else a filter or a selection, or else the first of the
-    program; None if nothing scores the rollout's samples.
+    It is the one that an advantage reads, or else a filter or a selection, or else one that is a
+    result of the workflow, or else the first of the program; None if nothing scores the rollout's
+    samples.
     """
     readers = (*parts.graph.of_op(Op.ADVANTAGE), *parts.graph.of_op(Op.FILTER, Op.SELECT))
     for reader in readers:
@@ -77,7 +78,8 @@ def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
             source = score_source(parts.graph, reader.id, argument)
             if source is not None and parts.origin(source.id) == rollout:
                 return source
-    scores = [n for n in parts.graph.of_op(Op.SCORE, Op.INTERACT) if n.output(SCORE.name)]
+    nodes = (*results(parts.graph), *parts.graph.of_op(Op.SCORE, Op.INTERACT))
+    scores = [node for node in nodes if node.output(SCORE.name)]
     return next((node for node in scores if parts.origin(node.id) == rollout), None)
 
 
