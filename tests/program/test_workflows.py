@@ -19,10 +19,12 @@ from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
 from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo
+from flowrl_graphs.co_training import co_training
 from flowrl_graphs.comparisons import comparisons
 from flowrl_graphs.dapo import dapo
 from flowrl_graphs.dpo import dpo
 from flowrl_graphs.dr_grpo import dr_grpo
+from flowrl_graphs.generative_judge import generative_judge
 from flowrl_graphs.grpo import grpo
 from flowrl_graphs.gspo import gspo
 from flowrl_graphs.opd import opd
@@ -38,6 +40,7 @@ from flowrl_graphs.reward_model import reward_model
 from flowrl_graphs.rloo import rloo
 from flowrl_graphs.self_refine import self_refine
 from flowrl_graphs.sft import sft
+from flowrl_graphs.tree_rollouts import tree_rollouts
 
 STAGES = {
     dr_grpo: ["sft", "dr_grpo"],
@@ -55,6 +58,9 @@ STAGES = {
     raft: ["sft", "raft"],
     pass_at_k: ["sft", "pass_at_k"],
     self_refine: ["sft", "self_refine"],
+    tree_rollouts: ["sft", "tree_rollouts"],
+    co_training: ["sft", "co_training"],
+    generative_judge: ["sft", "co_training", "generative_judge"],
     reference_ema: ["sft", "reference_ema"],
     ppo_value_updates: ["sft", "ppo_value_updates"],
 }
@@ -86,6 +92,10 @@ STAGES = {
         ("raft", raft, {}),
         ("pass_at_k", pass_at_k, {}),
         ("self_refine", self_refine, {}),
+        ("tree_rollouts", tree_rollouts, {}),
+        ("co_training", co_training, {}),
+        ("generative_judge", generative_judge, {}),
+        ("generative_judge_pairs", generative_judge, {"opponents": 2, "group_size": 4}),
         ("reference_ema", reference_ema, {}),
         ("reference_reset", reference_ema, {"decay": 0.0, "every": 200, "reset_optimizer": True}),
         ("ppo_value_updates", ppo_value_updates, {"value_updates": 2, "actor_every": 2}),
