@@ -36,7 +36,7 @@ def test_groups_are_counted_by_what_removed_them_with_its_bounds(tmp_path: Path)
     collected = CollectedBatch()
     for (_, members), reason in zip(groups, reasons, strict=True):
         for sample, payload in members:
-            payload.score = payload.scores[RoleName("verifier")]
+            payload.score = 9.0  # of another role, which is reported
             collected.filtered.append((sample, payload, reason))
     parts = GraphParts(lowered(bounded))
     one = GeneratedRollout(part=parts.rollouts[0], items=[], collected=collected, version=0)

@@ -357,7 +357,9 @@ class StepReport:
         ]
         for node in nodes[:-1]:
             spec = node.attr("spec")
-            scores = [payload.judged.get(node.id, payload.score) for payload in payloads]
+            source = score_source(self._parts.graph, node.id)
+            role = RoleName("") if source is None or source.role is None else source.role
+            scores = [p.judged.get(node.id, p.scores.get(role, p.score)) for p in payloads]
             if (
                 isinstance(spec, FilterSpec)
                 and None not in scores
