@@ -527,3 +527,27 @@ def test_what_reads_new_weights_waits_for_the_trainer() -> None:
 def test_new_weights_between_two_updates_are_planned_for_one_device_only() -> None:
     with pytest.raises(PlanError, match="runs between two updates of actor"):
         make_plan(versions(between=True), request(), h100(8))
+
+
+def test_a_sum_is_one_trainer_and_an_update_of_every_second_step_takes_half_the_time() -> None:
+    def plan_of(every: int) -> PlacementPlan:
+        @fl.workflow
+        def program(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward) -> None:
+            rollout = actor.generate(prompts, n=8)
+            scores = verifier.score(rollout)
+            best, _ = fl.select.top(rollout, scores, k=3)
+            imitates = fl.term(best, loss=fl.loss.cross_entropy())
+            actor.update(fl.sum(fl.term(rollout, scores), 0.1 * imitates), every=every)
+
+        return make_plan(lowered(program, mini_batches=4), request(), h100(8))
+
+    always, half = plan_of(1), plan_of(2)
+    assert layout_of(half, BOTH[0]) == layout_of(half, BOTH[1])
+    for node in BOTH:
+        spans = [
+            next(s for s in plan.prediction.timeline or () if s.node == node)
+            for plan in (always, half)
+        ]
+        full_s, half_s = (span.end_s - span.begin_s for span in spans)
+        assert half_s == pytest.approx(full_s / 2, rel=0.05)
+    assert "optimizer updates every 2 steps from" in plan_text(half)

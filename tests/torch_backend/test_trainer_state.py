@@ -18,6 +18,7 @@ from flowrl.errors import CheckpointError
 from flowrl.ids import SampleId
 from flowrl.specs import AdamW, CrossEntropy
 from flowrl_backends.torch.trainer import TorchTrainer
+from flowrl_backends.torch.weights import Average
 from tests.torch_backend.trainer_fixtures import context
 
 SCHEDULE = AdamW(learning_rate=1e-2, warmup_updates=2, schedule="cosine", weight_decay=0.01)
@@ -247,6 +248,15 @@ def test_an_average_of_weights_is_that_of_its_formula_in_float32(
         torch.testing.assert_close(
             value, 0.75 * before[name] + 0.25 * loaded[name], rtol=1e-7, atol=1e-9
         )
+
+
+def test_two_names_of_one_tensor_are_averaged_once() -> None:
+    tied = torch.ones(2)
+    average = Average()
+    average.begin(0.5)
+    for name in ("head", "embedding"):
+        average.take({"head": tied, "embedding": tied}, {name: torch.zeros(2)})
+    assert tied.tolist() == [0.5, 0.5]
 
 
 def test_a_16_bit_average_does_not_stand_still_and_goes_on_bit_for_bit(

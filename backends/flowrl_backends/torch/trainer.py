@@ -266,7 +266,7 @@ class TorchTrainer:
             BackendError: The weights cannot be read or belong to another model.
         """
         if decay:
-            self._average.decay = decay
+            self._average.begin(decay)
             load_weights(self.model, folder, role=self._context.role, average=self._average)
         else:
             load_weights(self.model, folder, role=self._context.role)

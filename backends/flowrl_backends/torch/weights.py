@@ -27,34 +27,37 @@ class Average:
     host, and rounded into the parameter: a 16-bit one would lose steps smaller than its rounding.
 
     Attributes:
-        decay: The share of the own weights.
         kept: float32 averages of parameters of other types, by name.
     """
 
     def __init__(self, kept: Mapping[str, torch.Tensor] | None = None) -> None:
-        self.decay = 0.0
         self.kept: dict[str, torch.Tensor] = dict(kept or {})
+        self._decay = 0.0
+        self._taken: set[int] = set()
+
+    def begin(self, decay: float) -> None:
+        """Begins to load weights, with the share of the own ones."""
+        self._decay, self._taken = decay, set()
 
     @torch.no_grad()
     def take(
         self, targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
     ) -> None:
         """Averages tensors with the targets of their names; two names of one tensor count once."""
-        seen: set[int] = set()
         for name, tensor in tensors.items():
             target = targets[name]
-            if target.data_ptr() in seen:
+            if target.data_ptr() in self._taken:
                 continue
-            seen.add(target.data_ptr())
+            self._taken.add(target.data_ptr())
             if not target.is_floating_point():
                 target.copy_(tensor)
             elif target.dtype == torch.float32:
                 loaded = tensor.to(target.device, torch.float32)
-                target.mul_(self.decay).add_(loaded, alpha=1 - self.decay)
+                target.mul_(self._decay).add_(loaded, alpha=1 - self._decay)
             else:
                 own = self.kept.get(name)
                 own = self.kept[name] = target.cpu().float() if own is None else own
-                own.mul_(self.decay).add_(tensor.cpu().float(), alpha=1 - self.decay)
+                own.mul_(self._decay).add_(tensor.cpu().float(), alpha=1 - self._decay)
                 target.copy_(own)
 
 
