@@ -256,7 +256,8 @@ def _times(
         from flowrl.sim.planned_times import planned_times
 
         # A profile that lies here is of this machine.
-        return planned_times(stage, compiled.config.plan, cost)
+        longest = compiled.config.data.max_prompt_tokens
+        return planned_times(stage, compiled.config.plan, cost, longest_prompt=longest)
     found = path or profile_of(compiled.config)
     if path is not None or found.is_file():
         named_by = None if path is None else f"--profile {path}"
@@ -318,6 +319,7 @@ def _workloads(
     plan: PlanConfig,
 ) -> dict[str, Workload]:
     from flowrl.sim.of_plan import longest_response, rollout_nodes
+    from flowrl.sim.rollouts_of_plan import prompt_lengths
     from flowrl.sim.workload import open_workload
 
     found: dict[str, Workload] = {}
@@ -340,7 +342,7 @@ def _workloads(
             stage=stage.name,
             rollout=node.id,
             seed=seed,
-            prompts=times.prompts,
+            prompts=prompt_lengths(stage.graph, node, times, longest),
             longest=longest,
         )
     return found

@@ -221,6 +221,12 @@ def _assumptions(loaded: LoadedConfig, stage: LoweredStage, longest: int) -> Ite
             "environments say half of what they may before each turn; "
             "plan.mean_observation_tokens says better"
         )
+    if stage.graph.of_op(Op.PROMPTS_OF):
+        yield (
+            "prompts that are made of samples are answered when all of these are there (a run "
+            "answers each as its sample ends); each byte of a template counts as a token, and a "
+            "text of the data row as a prompt"
+        )
     further = ["train.refill"] if train.refill else []
     further += ["train.policies.over_sampling"] if "over_sampling" in train.policies else []
     if further:

@@ -10,13 +10,14 @@ from itertools import combinations
 
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
-from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges
+from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges, sampling_node
 from flowrl.graph.sample_trees import parents_of
 from flowrl.specs import Replay, RowCondition, Sampling, SelectSpec
 from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
 __all__ = [
+    "mean_prompt",
     "phase_of",
     "prompt_bound",
     "response_bound",
@@ -142,35 +143,59 @@ def _drawn(generate: Node, group_size: int) -> int:
 def prompt_bound(graph: Graph, generate: Node, longest: int, sampling: Sampling) -> int:
     """Tokens of a prompt at most.
 
-    A prompt that is made of a sample has the sample's tokens and a template, or those up to a cut.
-    No tokenizer makes more tokens of a text than it has bytes; a text of the data row may be as
-    long as a prompt.
-
     Args:
         longest: Tokens of a prompt of the data.
         sampling: Where a rollout does not say.
     """
-    return sum(_asked_and_continued(graph, generate, longest, sampling))
+    return int(
+        sum(
+            _asked_and_continued(
+                graph, generate, longest, lambda of: response_bound(graph, of, sampling)
+            )
+        )
+    )
+
+
+def mean_prompt(graph: Graph, node: Node, prompt: float, response: float) -> float:
+    """Tokens on average of the prompts that the samples of a node answer.
+
+    Args:
+        prompt: Those of a prompt of the data.
+        response: Those of a response.
+    """
+    generate = node if node.op is Op.GENERATE else sampling_node(graph, node)
+    if generate is None:
+        return prompt
+    return sum(_asked_and_continued(graph, generate, prompt, lambda _: response))
 
 
 def _asked_and_continued(
-    graph: Graph, generate: Node, longest: int, sampling: Sampling
-) -> tuple[int, int]:
-    """Returns the tokens that are asked, and those of a response that is continued, at most."""
+    graph: Graph, generate: Node, prompt: float, response_of: Callable[[Node], float]
+) -> tuple[float, float]:
+    """Returns the tokens that are asked, and those of a response that is continued.
+
+    A prompt that is made of a sample has the sample's tokens and a template, or those up to a cut.
+    No tokenizer makes more tokens of a text than it has bytes; a text of the data row counts as a
+    prompt.
+
+    Args:
+        prompt: Tokens of a prompt of the data.
+        response_of: Tokens of a rollout's response.
+    """
     prompts, parents = answered_prompts(graph, generate), parents_of(graph, generate)
     if prompts is None or parents is None:
-        return longest, 0
+        return prompt, 0
     spec = graph.node(prompts).attr("spec")
     parent = origin_of(graph, parents)
-    asked, continued = _asked_and_continued(graph, parent, longest, sampling)
-    response = response_bound(graph, parent, sampling)
+    asked, continued = _asked_and_continued(graph, parent, prompt, response_of)
+    response = response_of(parent)
     if isinstance(spec, CutSpec):
-        return asked, continued + most_before(spec, response)
+        return asked, continued + most_before(spec, round(response))
     assert isinstance(spec, PromptTemplate)
     said = continued + response
-    bounds = {"prompt": asked, "response": said, "opponent": said}
+    tokens = {"prompt": asked, "response": said, "opponent": said}
     texts = sum(len(text.encode()) for text in spec.pieces[::2])
-    return texts + sum(bounds.get(name, longest) for name in spec.names), 0
+    return texts + sum(tokens.get(name, prompt) for name in spec.names), 0
 
 
 def response_bound(graph: Graph, generate: Node, sampling: Sampling) -> int:

@@ -303,7 +303,7 @@ class _Ways:
         cost, options = self._made.cost, self._made.options
         if task.generates or not isinstance(cost, LeastPasses):
             return 0.0
-        mean = options.prompt_tokens + options.lengths.mean
+        mean = task.prompt_tokens + options.lengths.mean
         samples = sum(one.samples for one in task.updated) or task.samples
         return cost.least_passes_s(
             task.shape,

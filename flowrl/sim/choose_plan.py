@@ -22,6 +22,7 @@ from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
 from flowrl.sim.planned_times import planned_lengths
 from flowrl.sim.report import seconds_text
+from flowrl.sim.rollouts_of_plan import prompt_lengths
 from flowrl.sim.run import simulate
 from flowrl.sim.times import StageTimes
 from flowrl.sim.workload import Workload, open_workload
@@ -193,7 +194,7 @@ def workloads_of(
             stage=stage.name,
             rollout=node.id,
             seed=seed,
-            prompts=times.prompts,
+            prompts=prompt_lengths(stage.graph, node, times, longest),
             longest=longest,
         )
     return found

@@ -17,6 +17,7 @@ from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import StepTime
 
 __all__ = [
+    "ChildPrompt",
     "EngineModel",
     "EnvironmentModel",
     "LaneModel",
@@ -95,6 +96,25 @@ class EnvironmentModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChildPrompt:
+    """The length of a prompt that is made of a sample.
+
+    Attributes:
+        texts: Tokens of the template's texts.
+        prompts: How often the tokens that the sample answers are in it.
+        responses: How often the sample's own are.
+    """
+
+    texts: int
+    prompts: int
+    responses: int
+
+    def tokens(self, prompt: int, response: int) -> int:
+        """Tokens of the prompt that is made of a sample."""
+        return self.texts + self.prompts * prompt + self.responses * response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutModel:
     """A node that draws samples.
 
@@ -107,6 +127,9 @@ class RolloutModel:
         tells_lengths: Prompts are offered with the mean length of their responses, as if somebody
             knew it.
         after: Rollouts that it waits for, beside those that draw on lanes of its engines.
+        parent: The rollout whose samples its prompts are made of, each as it ends; it then waits
+            for none of that rollout's tree. None where prompts are offered to it.
+        child_prompt: Their lengths.
     """
 
     name: str
@@ -117,6 +140,8 @@ class RolloutModel:
     environment: EnvironmentModel | None = None
     tells_lengths: bool = False
     after: tuple[str, ...] = ()
+    parent: str | None = None
+    child_prompt: ChildPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,7 +227,9 @@ class _Maker:
         before: list[str] = []
         for node in rollout_nodes(self.graph):
             role = player_of(self.graph, node).role or ""
-            yield maker.make(node, pool=role, num_engines=self._num_engines(role), after=before)
+            yield maker.make(
+                node, pool=role, num_engines=self._num_engines(role), after=before, at_once=True
+            )
             before.append(node.id)
 
     # Operations

@@ -18,6 +18,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.compiler.lengths import lengths_of, mean_prompt
 from flowrl.config.schema import PlanConfig
 from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.demand import mean_prompt as mean_of_prompts
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.occupancy import reserve_tokens
@@ -36,19 +37,27 @@ from flowrl.sim.workload import PromptLengths
 __all__ = ["planned_lengths", "planned_times"]
 
 
-def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = None) -> StageTimes:
+def planned_times(
+    stage: CompiledStage,
+    plan: PlanConfig,
+    cost: Cost | None = None,
+    *,
+    longest_prompt: int | None = None,
+) -> StageTimes:
     """See the module.
 
     Args:
         plan: Says how long prompts and responses are.
         cost: What the plan was made with; by default estimates.
+        longest_prompt: Tokens of the longest prompt of the data; by default of any prompt.
 
     Raises:
         PlanError: the plan predicts nothing, or is of a device that no catalogue has.
     """
     sizes = stage.plan.sizes
     lengths = lengths_of(plan, sizes.max_response_tokens)
-    prompt = max(1, round(mean_prompt(plan, sizes.max_prompt_tokens)))
+    longest = sizes.max_prompt_tokens if longest_prompt is None else longest_prompt
+    prompt = max(1, round(mean_prompt(plan, longest)))
     line = _Line(
         stage=stage,
         cost=AnalyticCost() if cost is None else cost,
@@ -155,7 +164,7 @@ class _Line:
     """What operations of a plan cost by their samples.
 
     Attributes:
-        prompt: Tokens of a prompt.
+        prompt: Tokens of a prompt of the data.
     """
 
     stage: CompiledStage
@@ -181,12 +190,17 @@ class _Line:
     def _of(self, operation: Operation, seconds: float) -> LinearCost:
         """`seconds` for the samples of the plan."""
         rows, mean = max(1, operation.num_samples), self.lengths.mean
-        tokens = rows * (self.prompt + mean)
+        tokens = rows * (self._prompt_of(operation) + mean)
         full = self._estimate(operation, self.lengths)
         half = self._estimate(operation, _halved(self.lengths))
         by_token = (full - half) / (rows * mean / 2) * tokens
         share = min(1.0, max(0.0, by_token / full)) if full else 1.0
         return LinearCost(row_s=seconds * (1 - share) / rows, token_s=seconds * share / tokens)
+
+    def _prompt_of(self, operation: Operation) -> float:
+        """Tokens of the prompts of an operation's samples; longer where they are made of others."""
+        graph = self.stage.graph
+        return mean_of_prompts(graph, graph.node(operation.node), self.prompt, self.lengths.mean)
 
     def _estimate(self, operation: Operation, lengths: Lengths) -> float:
         where = (
@@ -198,7 +212,7 @@ class _Line:
             return self.cost.train(
                 *where,
                 samples=operation.num_samples,
-                prompt_tokens=self.prompt,
+                prompt_tokens=self._prompt_of(operation),
                 lengths=lengths,
                 mini_batches=self.stage.plan.sizes.mini_batches,
                 micro_tokens=operation.micro_tokens,
@@ -209,7 +223,7 @@ class _Line:
         return self.cost.forward(
             *where,
             samples=operation.num_samples,
-            prompt_tokens=self.prompt,
+            prompt_tokens=self._prompt_of(operation),
             lengths=lengths,
             micro_tokens=operation.micro_tokens,
             shard=operation.shard,  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from flowrl.errors import SchedulerError
@@ -62,6 +62,7 @@ from flowrl.sim.driver import SimDriver
 from flowrl.sim.engine import SimEngine
 from flowrl.sim.episodes import SimEnvironment, SimEpisodes
 from flowrl.sim.live_groups import GroupListener, LiveGroups
+from flowrl.sim.model import ChildPrompt
 from flowrl.sim.rows import Ended, Request
 from flowrl.sim.scorers import SimScorers
 from flowrl.sim.workload import Workload
@@ -119,6 +120,9 @@ class SimRollout:
     live: LiveGroups = field(init=False)
     num_events: int = 0
     num_offering: int = 0  # groups that the driver is about to offer
+    num_unasked: int = 0  # groups of children that no batch was asked for yet
+    children: list[tuple[SimRollout, ChildPrompt]] = field(default_factory=list)
+    _admitted: set[SampleId] = field(default_factory=set)  # whose children were offered
     _last_end: tuple[float, float] = (0.0, 0.0)  # when samples last ended, and its seconds by then
     _pending: deque[Event] = field(default_factory=deque)
     _fronts: dict[EngineId, SimEngine | SimEpisodes] = field(default_factory=dict)  # ever joined
@@ -180,6 +184,34 @@ class SimRollout:
                 expected_tokens=tuple(expected) if self.tells_lengths else (),
             )
         )
+
+    def _admit_children(self, samples: Sequence[SampleId]) -> None:
+        """Has the prompts that are made of samples offered to other rollouts; once."""
+        fresh = [sample for sample in samples if sample not in self._admitted]
+        self._admitted.update(fresh)
+        for child, prompt in self.children:
+            lives = [(sample, self.live.lives[sample]) for sample in fresh]
+            made = [
+                (GroupId(sample), prompt.tokens(life.draw.prompt_tokens, life.length))
+                for sample, life in lives
+            ]
+            child.offer_children(made)
+
+    def offer_children(self, prompts: Sequence[tuple[GroupId, int]]) -> None:
+        """Offers prompts that are made of samples, with their tokens, when the driver has time."""
+        samples = len(prompts) * self.settings.num_members
+        self.num_offering += len(prompts)
+        self.driver.work("offer", self.host.offer_s * samples, lambda: self._offer_made(prompts))
+
+    def _offer_made(self, prompts: Sequence[tuple[GroupId, int]]) -> None:
+        self.num_offering -= len(prompts)
+        self.num_unasked += len(prompts)
+        for group, tokens in prompts:
+            draw = self.workload.group(self.num_offered, self.settings.num_members)
+            self.live.offer(group, replace(draw, prompt_tokens=tokens))
+            self.num_offered += 1
+        groups = tuple(group for group, _ in prompts)
+        self._emit(PromptsOffered(id=self._next(), at_s=self.clock.now, groups=groups))
 
     def ask(self, batch: int, num_groups: int) -> None:
         """Asks for a batch; it is in `batches` once it is delivered."""
@@ -441,11 +473,14 @@ class SimRollout:
                     left=max(1, life.length - kept),
                     fresh=kept == 0,
                     shared=life.draw.prompt_tokens,
+                    rollout=self.name,
                 )
             )
         self.engines[action.engine].submit(requests)
 
     def _score(self, samples: Sequence[SampleId]) -> None:
+        if self.children:
+            self._admit_children(samples)
         if not self.scorers:
             self._scored_at_once(samples)
             return

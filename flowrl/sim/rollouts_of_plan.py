@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
-from flowrl.cost.demand import phase_of
+from flowrl.cost.demand import mean_prompt, phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.graph.sample_sets import JOINS, SUBSETS
+from flowrl.graph.sample_sets import JOINS, SUBSETS, answered_prompts
+from flowrl.graph.sample_trees import parents_of
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
-from flowrl.sim.model import EnvironmentModel, RolloutModel, ScorerModel
+from flowrl.sim.model import ChildPrompt, EnvironmentModel, RolloutModel, ScorerModel
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.times import StageTimes
+from flowrl.sim.workload import PromptLengths
 from flowrl.specs import Sampling
+from flowrl.specs.prompts import PromptTemplate
 
 __all__ = [
     "RolloutMaker",
@@ -26,6 +31,7 @@ __all__ = [
     "longest_response",
     "origins_of",
     "player_of",
+    "prompt_lengths",
     "rollout_nodes",
     "samples_read",
     "switch_seconds",
@@ -60,6 +66,17 @@ def _shape(node: Node, player: Node) -> EpisodeShape:
     assert isinstance(turns, int)
     assert isinstance(observation, int)
     return EpisodeShape(turn=sampling.max_tokens, observation=observation, max_turns=turns)
+
+
+def prompt_lengths(graph: Graph, node: Node, times: StageTimes, longest: int) -> PromptLengths:
+    """Lengths of the prompts of a rollout; of those that are made of samples the mean ones.
+
+    Args:
+        longest: Tokens of a response at most.
+    """
+    response = longest / 2 if times.response_tokens is None else times.response_tokens
+    values = (mean_prompt(graph, node, value, response) for value in times.prompts.values)
+    return PromptLengths(values=tuple(map(round, values)))
 
 
 def player_of(graph: Graph, node: Node) -> Node:
@@ -186,13 +203,20 @@ class RolloutMaker:
     lanes_of: Callable[[str], Sequence[str]]
 
     def make(
-        self, node: Node, *, pool: str, num_engines: int, after: Sequence[str] = ()
+        self,
+        node: Node,
+        *,
+        pool: str,
+        num_engines: int,
+        after: Sequence[str] = (),
+        at_once: bool = False,
     ) -> RolloutModel:
         """One rollout.
 
         Args:
             pool: Whose engines draw for it.
             after: Rollouts that it waits for.
+            at_once: Prompts that are made of samples are answered as these end.
         """
         player = player_of(self.stage.graph, node)
         plan = self.stage.plan
@@ -212,13 +236,41 @@ class RolloutMaker:
                 and self.origins[operation.node] == node.id
             ),
             after=tuple(after),
+            parent=self._parent(node) if at_once else None,
+            child_prompt=self._child_prompt(node),
+        )
+
+    def _parent(self, node: Node) -> str | None:
+        """The rollout whose samples, all of them, a rollout answers; a filter's come later."""
+        parents = parents_of(self.stage.graph, node)
+        return parents.id if parents is not None and parents.op is Op.GENERATE else None
+
+    def _child_prompt(self, node: Node) -> ChildPrompt | None:
+        graph = self.stage.graph
+        prompts = answered_prompts(graph, node)
+        spec = None if prompts is None else graph.node(prompts).attr("spec")
+        if spec is None:
+            return None
+        if not isinstance(spec, PromptTemplate):
+            return ChildPrompt(texts=0, prompts=1, responses=1)
+        names = Counter(spec.names)
+        responses = names["response"] + names["opponent"]
+        of_rows = len(spec.names) - responses - names["prompt"]
+        texts = sum(len(text.encode()) for text in spec.pieces[::2])
+        return ChildPrompt(
+            texts=texts + round(of_rows * fmean(self.times.prompts.values)),
+            prompts=names["prompt"],
+            responses=responses,
         )
 
     def _settings(self, node: Node, player: Node, num_engines: int) -> SchedulerSettings:
         number = player.attr("n")
         assert isinstance(number, int)  # lowering fills it
+        train = self.stage.config.train
+        if parents_of(self.stage.graph, node) is not None:
+            train = train.model_copy(update={"refill": False})  # a parent has its children once
         return scheduler_settings(
-            self.stage.config.train,
+            train,
             group_size=number,
             max_staleness=self.staleness,
             judges_groups=any(

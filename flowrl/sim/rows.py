@@ -38,6 +38,7 @@ class Request:
         cached: Tokens of the context that need not be computed again.
         drawn: Tokens of this attempt that were drawn before it was last put back.
         spans: Versions of those.
+        rollout: Whose sample it is, where several rollouts use the engine at once.
     """
 
     sample: SampleId
@@ -50,6 +51,7 @@ class Request:
     cached: int = 0
     drawn: int = 0
     spans: Spans = ()
+    rollout: str = ""
     # On a row; `row` is the number of its entrance, -1 off the rows.
     row: int = -1
     began_at: int = 0  # decode steps that the engine had made before its first token there

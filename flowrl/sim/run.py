@@ -136,6 +136,11 @@ class _Simulation:
         self.rollouts = [
             self._rollout(rollout, workloads[rollout.name]) for rollout in model.rollouts
         ]
+        self.by_name = dict(zip((spec.name for spec in model.rollouts), self.rollouts, strict=True))
+        for spec in model.rollouts:
+            if spec.parent is not None and spec.child_prompt is not None:
+                child = (self.by_name[spec.name], spec.child_prompt)
+                self.by_name[spec.parent].children.append(child)
         self.before = self._turns()  # by rollout, those that it waits for
         # A rollout that no update reads (a baseline) is consumed, but not learned from; without an
         # update, samples are what the step is for.
@@ -159,7 +164,11 @@ class _Simulation:
 
     def _engine(self, model: EngineModel) -> SimEngine:
         def report(engine: SimEngine, ends: Sequence[Ended]) -> None:
-            self.collecting[model.role].ended(engine, ends)
+            by_rollout: dict[str, list[Ended]] = {}
+            for end in ends:
+                by_rollout.setdefault(end.request.rollout, []).append(end)
+            for name, own in by_rollout.items():
+                self.by_name.get(name, self.collecting[model.role]).ended(engine, own)
 
         return SimEngine(
             id=EngineId(model.name),
@@ -199,12 +208,21 @@ class _Simulation:
         return rollout
 
     def _turns(self) -> dict[str, set[str]]:
-        """For each rollout those that come before it: they draw on lanes of its engines."""
+        """For each rollout those that come before it: they draw on lanes of its engines.
+
+        Children are drawn beside the others of their tree; their batch is asked for when that of
+        their parents is there, which says how many they are.
+        """
         found: dict[str, set[str]] = {}
+        roots: dict[str, str] = {}
         seen: list[tuple[str, frozenset[str]]] = []
         for spec in self.model.rollouts:
             lanes = frozenset().union(*(e.lane.names for e in self._of_role(spec.role)))
-            found[spec.name] = {*spec.after, *(name for name, others in seen if others & lanes)}
+            before = {*spec.after, *(name for name, others in seen if others & lanes)}
+            roots[spec.name] = spec.name if spec.parent is None else roots[spec.parent]
+            found[spec.name] = {name for name in before if roots[name] != roots[spec.name]}
+            if spec.parent is not None:
+                found[spec.name].add(spec.parent)
             seen.append((spec.name, lanes))
         return found
 
@@ -336,6 +354,9 @@ class _Simulation:
                     asked[spec.name] = self.clock.now
                     self.collecting[spec.role] = own[spec.name]
                     self._call_driver()
+                    if spec.parent is not None:
+                        self._ask_for_children(own[spec.name], number)
+                        continue
                     if not self._offers_itself(spec):
                         self._offer(own[spec.name], spec.groups)
                     if number not in self.asked:
@@ -350,6 +371,15 @@ class _Simulation:
     def _offer(self, rollout: SimRollout, groups: int) -> None:
         rollout.offer(groups)
         self.clock.run_until(lambda: not rollout.num_offering)
+
+    def _ask_for_children(self, rollout: SimRollout, number: int) -> None:
+        """Asks for the children of all samples of a step; their parents' batch is there."""
+        self.clock.run_until(lambda: not rollout.num_offering)
+        if rollout.num_unasked:
+            rollout.ask(number, rollout.num_unasked)
+        else:
+            rollout.batches[number] = Batch(delivered=(), filtered=(), ages={})
+        rollout.num_unasked = 0
 
     def _call_driver(self) -> None:
         """Where the driver is a thread of its own, a call waits until it has done what it is at."""

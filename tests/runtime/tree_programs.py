@@ -18,7 +18,7 @@ def tree_of(program: str, runs: Path, **changes: Any) -> dict[str, Any]:
     config["workflow"] = f"{__file__}:{program}"
     used = ("actor", "rival", "verifier", "judge")
     config["roles"] = {name: config["roles"][name] for name in used}
-    config["roles"]["actor"]["model"]["max_length"] = 64
+    config["roles"]["actor"]["model"]["max_length"] = 128
     config["train"] = {**config["train"], "sampling": {"max_tokens": 4}}
     return config
 
@@ -54,6 +54,17 @@ def kept_drafts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -
     fl.log("before", fl.parent(drafts, of=second))
     actor.update(kept, scores, loss=REINFORCE)
     actor.update(second, seconds, loss=REINFORCE)
+
+
+@fl.workflow
+def chain_of_one(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """A policy that answers twice."""
+    draft = actor.generate(prompts)
+    second = actor.generate(fl.prompts_of(draft, template="{prompt}{response}="), n=1)
+    scores = fl.mean_of_children(verifier.score(second))
+    advantages = fl.advantage.group_relative(scores)
+    actor.update(draft, advantages=advantages)
+    actor.update(second, advantages=fl.parent(advantages, of=second))
 
 
 @fl.workflow

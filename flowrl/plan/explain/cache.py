@@ -26,7 +26,7 @@ def cache_notes(chosen: Chosen) -> Iterator[str]:
         again = dict(way.estimate.parts).get(COMPUTED_AGAIN, 0.0)
         if again >= MUCH * way.seconds:
             options = chosen.posed.made(task.id).options
-            each = options.prompt_tokens + options.lengths.mean
+            each = task.prompt_tokens + options.lengths.mean
             yield (
                 f"{task.id} computes contexts again for {seconds_text(again)}: the cache of an "
                 f"engine holds {way.kv_tokens / each:,.0f} samples of mean length, it may run "

@@ -352,6 +352,12 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             return f"{operation.node} is computed for each sample as it is scored"
         case "advantage" | "map":
             return f"{operation.node} is computed over the batch"
+        case "prompts_of":
+            return f"{operation.node} makes prompts of {_many(samples, 'sample')}"
+        case "parent":
+            return f"{operation.node} gives each sample the value of its parent"
+        case "mean_of_children":
+            return f"{operation.node} gives each sample the mean of its children"
         case "update":
             return _update(operation, plan) + where
         case "sync":

@@ -373,7 +373,7 @@ class Candidates:
             self.machine,
             samples=task.samples,
             group_size=task.group_size,
-            prompt_tokens=self.options.prompt_tokens,
+            prompt_tokens=task.prompt_tokens,
             lengths=self.options.lengths,
             slots=way.slots,
             kv_tokens=way.kv_tokens,
@@ -434,7 +434,7 @@ class Candidates:
             replicas=layout.dp,
             samples=task.samples,
             group_size=task.group_size,
-            prompt_tokens=self.options.prompt_tokens,
+            prompt_tokens=task.prompt_tokens,
             slots=slots,
             kv_tokens=slots * self.request.max_length,
         )
@@ -465,7 +465,7 @@ class Candidates:
             layout,
             self.machine,
             samples=task.samples,
-            prompt_tokens=self.options.prompt_tokens,
+            prompt_tokens=task.prompt_tokens,
             lengths=self.options.lengths,
             micro_tokens=micro,
             shard=task.library.shard,
@@ -561,7 +561,7 @@ class Candidates:
                 layout,
                 self.machine,
                 samples=one.samples,
-                prompt_tokens=self.options.prompt_tokens,
+                prompt_tokens=one.prompt_tokens,
                 lengths=self.options.lengths,
                 mini_batches=self.request.mini_batches,
                 micro_tokens=options.packed_tokens or 0,
@@ -575,7 +575,7 @@ class Candidates:
     def _micro_tokens(self, task: TaskWork, layout: Layout) -> tuple[int, ...]:
         """Sizes of packed micro-batches: whole longest samples, no more than a rank's share."""
         longest = self.request.max_length
-        mean = self.options.prompt_tokens + self.options.lengths.mean
+        mean = task.prompt_tokens + self.options.lengths.mean
         rows = (task.rows or task.samples) / layout.dp
         share = max(longest, int(rows * mean))
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))

@@ -29,7 +29,7 @@ def _arrivals(task: TaskWork, way: Candidate, request: PlanRequest) -> Arrivals:
         replicas=way.layout.dp,
         samples=task.samples,
         group_size=task.group_size,
-        prompt_tokens=request.options.prompt_tokens,
+        prompt_tokens=task.prompt_tokens,
         lengths=request.options.lengths,
         slots=_at_once(task, way),
         kv_tokens=way.kv_tokens,

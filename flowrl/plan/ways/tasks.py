@@ -19,12 +19,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowrl.cost.demand import phase_of, response_bound
+from flowrl.cost.demand import mean_prompt, phase_of, response_bound
 from flowrl.cost.episodes import Episodes
 from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node, Op
+from flowrl.graph.sample_sets import sampling_node
+from flowrl.graph.sample_trees import parents_of
 from flowrl.ids import NodeId
 from flowrl.plan.options import ENGINES, TRAINERS, EnvironmentRequest, Library
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -66,11 +68,13 @@ class UpdateWork:
         node: Its node.
         samples: Of a step.
         rows: Of an optimizer update.
+        prompt_tokens: Of a prompt on average.
     """
 
     node: NodeId
     samples: int
     rows: int
+    prompt_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ class TaskWork:
         samples: Of a step; of several updates, those of the one with most.
         rows: Of an optimizer update, the largest; 0 where nothing is trained.
         group_size: Samples for each prompt.
+        prompt_tokens: Of a prompt on average.
         slots: Samples that one replica decodes at once.
         max_tokens: Of the longest response.
         pieces: In which its inputs may arrive.
@@ -111,6 +116,7 @@ class TaskWork:
     samples: int
     rows: int
     group_size: int
+    prompt_tokens: float
     slots: int
     max_tokens: int
     pieces: int
@@ -298,6 +304,8 @@ def _task(
             request.max_length,
         )
     samples = samples_of(node, graph, request)
+    options = request.options
+    prompt = mean_prompt(graph, node, options.prompt_tokens, options.lengths.mean)
     rows = rows_per_update(node, graph, request) if phase is Phase.UPDATE else 0
     every = node.attr("every")
     return TaskWork(
@@ -312,17 +320,28 @@ def _task(
         declared=declared,
         samples=samples,
         rows=rows,
-        group_size=max(1, samples // request.prompts_per_step),
+        group_size=_group_size(node, samples, graph, request),
+        prompt_tokens=prompt,
         slots=role.num_slots,
         max_tokens=tokens,
         pieces=_pieces(node, phase, graph, request),
         weights=_weights(role, trains, phase, library, graph, request),
         every=every if isinstance(every, int) else 1,
         region=_region(node, graph, request) if phase is Phase.ROLLOUT else None,
-        updated=(UpdateWork(node=node.id, samples=samples, rows=rows),)
+        updated=(UpdateWork(node=node.id, samples=samples, rows=rows, prompt_tokens=prompt),)
         if phase is Phase.UPDATE
         else (),
     )
+
+
+def _group_size(node: Node, samples: int, graph: Graph, request: PlanRequest) -> int:
+    """Samples that answer one prompt; of prompts made of samples each is answered by a few."""
+    generate = node if node.op is Op.GENERATE else sampling_node(graph, node)
+    if generate is not None and parents_of(graph, generate) is not None:
+        number = generate.attr("n")
+        assert isinstance(number, int)  # lowering fills it
+        return number
+    return max(1, samples // request.prompts_per_step)
 
 
 def _region(player: Node, graph: Graph, request: PlanRequest) -> Region | None:

@@ -446,10 +446,9 @@ def _step_tokens(chosen: Chosen) -> float:
     posed = chosen.posed
     drawing = [task for task in posed.tasks if task.generates]
     counted = drawing or [max(posed.tasks, key=lambda task: task.samples)]
-    options = [posed.made(task.id).options for task in counted]
     return sum(
-        task.samples * (one.prompt_tokens + one.lengths.mean)
-        for task, one in zip(counted, options, strict=True)
+        task.samples * (task.prompt_tokens + posed.made(task.id).options.lengths.mean)
+        for task in counted
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
-from flowrl.data import PromptItem
+from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.driver.payloads import GroupRows, Payload
@@ -23,6 +23,7 @@ __all__ = [
     "FailureBudget",
     "Scorers",
     "Seconds",
+    "decode_responses",
     "merged_terms",
     "score_request",
 ]
@@ -145,6 +146,15 @@ class CollectedBatch:
     version: int = 0
     ready: int = 0
     under_way: int = 0
+
+
+def decode_responses(tokenizer: Tokenizer, payloads: Sequence[Payload]) -> None:
+    """Gives samples their text, without the stop token."""
+    texts = tokenizer.decode_many(
+        [p.response[:-1] if p.finish is FinishReason.STOP else p.response for p in payloads]
+    )
+    for payload, text in zip(payloads, texts, strict=True):
+        payload.text = text
 
 
 def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:

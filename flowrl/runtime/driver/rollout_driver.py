@@ -7,9 +7,7 @@ finished sample is scored while others still generate and a finished group is ju
     offer -> [Submit] -> engine.poll -> SamplesFinished -> [Score] -> scoring.poll ->
     SamplesScored -> [Judge] -> GroupsJudged -> [Deliver] -> collect returns
 
-Where the scheduler refills batches, prompts are offered in rounds: once all samples of one round
-have ended, as many further prompts as the batch is short of. So the batches that an engine decodes
-do not depend on when a scorer answered, and a resumed run samples the same tokens to the last bit.
+Where the scheduler refills batches, prompts are offered in rounds: `flowrl.runtime.driver.rounds`.
 
 An engine that fails is reported to the scheduler, which has its samples generated again, on another
 engine where there is one, and it is restarted; `flowrl.runtime.local.engine_restarts` limits the
@@ -74,10 +72,11 @@ from flowrl.runtime.driver.collected_batch import (
     FailureBudget,
     Scorers,
     Seconds,
+    decode_responses,
 )
 from flowrl.runtime.driver.filters import GroupJudge
 from flowrl.runtime.driver.payloads import GroupRows, Payload, PayloadStore
-from flowrl.runtime.driver.rounds import POLL_S, one_round
+from flowrl.runtime.driver.rounds import POLL_S, one_round, stalled
 from flowrl.runtime.driver.sample_outcomes import SampleOutcomes, ScorerResults
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.environments.episodes import EpisodeEngine
@@ -85,7 +84,7 @@ from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.local.engine_restarts import EngineFailures, error_text
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.workers import Waitable, wait_for_any
-from flowrl.specs import FinishReason, Grammar, Sampling
+from flowrl.specs import Grammar, Sampling
 
 __all__ = ["RolloutDriver"]
 
@@ -264,17 +263,19 @@ class RolloutDriver:
         collected.seconds = self.spent
         return collected
 
-    def run(self, done: Callable[[], bool], *others: RolloutDriver) -> None:
+    def run(
+        self, done: Callable[[], bool], together: Sequence[RolloutDriver] | None = None
+    ) -> None:
         """Polls engines and scorers until `done`.
 
         Args:
-            others: Drivers whose samples go on at the same time.
+            together: This driver and others whose samples go on at the same time, in order.
         """
 
         def look() -> int:
             if self._stop():
                 raise KeyboardInterrupt
-            return one_round((self, *others))
+            return one_round(together or (self,))
 
         self._wait_for(done, look)
 
@@ -286,14 +287,7 @@ class RolloutDriver:
                 last_move = self._clock()
                 self._beat()
             elif self._clock() - last_move > self._stall_timeout_s:
-                raise self._stalled()
-
-    def _stalled(self) -> SchedulerError:
-        return SchedulerError(
-            f"nothing moved for {self._stall_timeout_s:g} s",
-            found=self.describe(),
-            hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
-        )
+                raise stalled(self._stall_timeout_s, self.describe())
 
     def look_after_engines(self, seconds: Seconds) -> int:
         """Wakes the scheduler, restarts engines and takes their outputs; returns what moved."""
@@ -318,14 +312,22 @@ class RolloutDriver:
 
     def seconds_to_wake(self) -> float:
         """Returns the seconds until the scheduler wants the time; infinity if it does not."""
-        if self._wake_s is None:
-            return math.inf
-        return max(0.0, self._wake_s - (self._clock() - self._began))
+        wake_s = math.inf if self._wake_s is None else self._wake_s
+        return max(0.0, wake_s - (self._clock() - self._began))
 
     @property
     def is_generating(self) -> bool:
         """True if an engine has a sample of this driver."""
         return any(self._running.values())
+
+    @property
+    def free_slots(self) -> dict[EngineId, int]:
+        """Free slots of the engines in this process that have samples; none of others."""
+        return {
+            name: self._engines[name].num_slots - len(running)
+            for name, running in self._running.items()
+            if running and not isinstance(self._engines[name], Waitable)
+        }
 
     @property
     def is_scoring(self) -> bool:
@@ -567,7 +569,9 @@ class RolloutDriver:
             for payload in broken:
                 assert payload.broken is not None
                 self._pending.append(self._failed(payload.broken, payload))
-        self._decode([payload for _, payload in payloads if not payload.is_episode])
+        decode_responses(
+            self._tokenizer, [payload for _, payload in payloads if not payload.is_episode]
+        )
         if self.on_generated is not None:
             self.on_generated(payloads)
         if self._scorers:
@@ -576,13 +580,6 @@ class RolloutDriver:
             # A sample is scored when the scheduler receives this event; the 0 is never read.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
             self._pending.append(SamplesScored(**self._stamp(), scores=scores))
-
-    def _decode(self, payloads: Sequence[Payload]) -> None:
-        texts = self._tokenizer.decode_many(
-            [p.response[:-1] if p.finish is FinishReason.STOP else p.response for p in payloads]
-        )
-        for payload, text in zip(payloads, texts, strict=True):
-            payload.text = text
 
     def _judge_groups(self, action: Judge) -> None:
         if self._judge is None:

@@ -179,8 +179,8 @@ class RolloutTree:
         if not groups:
             return CollectedBatch(version=driver.scheduler.version)
         driver.request(number, groups)
-        others = [other.driver for other in self.rollouts if other is not rollout]
-        driver.run(lambda: driver.has_settled(number), *others)
+        together = [other.driver for other in self.rollouts]
+        driver.run(lambda: driver.has_settled(number), together)
         return driver.take(number)
 
     def _waits(self, rollout: OpenRollout) -> bool:

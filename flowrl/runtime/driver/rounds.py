@@ -1,8 +1,11 @@
 """A round of one or several rollout drivers: one look after their engines and scorers.
 
 Several drivers go on at the same time where each answers what the samples of the one before become.
-Further prompts are offered when no engine has a sample, of whichever driver, so that the batches
-that engines decode do not depend on when a scorer answered.
+Engines in other processes decode all the time. Those in this process take turns, and each step
+costs as much for one sample as for many: so an engine that still has free slots waits while another
+one of a rollout before decodes, which may fill them. Further prompts are offered when no engine has
+a sample, of whichever driver, so that the batches that engines decode do not depend on when a
+scorer answered.
 """
 
 from __future__ import annotations
@@ -12,20 +15,37 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowrl.errors import SchedulerError
 from flowrl.runtime.workers import wait_for_any
 
 if TYPE_CHECKING:
     from flowrl.runtime.driver.rollout_driver import RolloutDriver
 
-__all__ = ["POLL_S", "one_round"]
+__all__ = ["POLL_S", "one_round", "stalled"]
 
 POLL_S = 0.25
 """Seconds to wait for other processes before Ctrl-C is checked again."""
 
 
+def stalled(timeout_s: float, waits: str) -> SchedulerError:
+    """Returns the error of a rollout in which nothing moves.
+
+    Args:
+        waits: Who waits for whom.
+    """
+    return SchedulerError(
+        f"nothing moved for {timeout_s:g} s",
+        found=waits,
+        hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
+    )
+
+
 def one_round(drivers: Sequence[RolloutDriver]) -> int:
     """Looks once after everyone, and waits a little where nothing moved; what moved."""
-    progressed = sum(driver.look_after_engines(driver.spent) for driver in drivers)
+    progressed = 0
+    for place, driver in enumerate(drivers):
+        if not _waits(driver, drivers[:place]):
+            progressed += driver.look_after_engines(driver.spent)
     generating = next((driver for driver in drivers if driver.is_generating), None)
     idle = generating is None
     progressed += sum(driver.poll_scoring(driver.spent, wait=idle) for driver in drivers)
@@ -43,3 +63,12 @@ def one_round(drivers: Sequence[RolloutDriver]) -> int:
         if wake_s < math.inf:
             wait_for_any((), min(POLL_S, wake_s))
     return progressed
+
+
+def _waits(driver: RolloutDriver, before: Sequence[RolloutDriver]) -> bool:
+    """True if a driver's engines, all in this process, may get further samples before a step."""
+    mine = driver.free_slots
+    others = [other.free_slots for other in before]
+    if not mine or min(mine.values()) <= 0 or any(mine.keys() & other for other in others):
+        return False
+    return any(others)

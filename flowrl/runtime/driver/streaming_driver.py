@@ -21,7 +21,7 @@ from flowrl.rollout import BatchAsked, Deliver, EngineContinueAsked, EnginePause
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.driver.collected_batch import CollectedBatch, Seconds
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.rounds import POLL_S
+from flowrl.runtime.driver.rounds import POLL_S, stalled
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.workers import wait_for_any
@@ -108,7 +108,7 @@ class StreamingDriver(RolloutDriver):
             self._progressed = now
             self._beat()
         elif self._asked is not None and self._idle_s(now) > self._stall_timeout_s:
-            raise self._stalled()
+            raise stalled(self._stall_timeout_s, self.describe())
         elif not self._engine_failures.broken:
             self._wait(wake)
         return progressed

@@ -36,6 +36,7 @@ from flowrl.runtime.driver.collected_batch import (
     CollectedBatch,
     FailureBudget,
     Scorers,
+    decode_responses,
     score_request,
 )
 from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset, rows_kept
@@ -159,7 +160,9 @@ class TwoPhaseDriver(RolloutDriver):
             super()._score(action)
             return
         payloads = [self.store[sample] for sample in action.samples]
-        self._decode([payload for payload in payloads if not payload.is_episode])
+        decode_responses(
+            self._tokenizer, [payload for payload in payloads if not payload.is_episode]
+        )
         self._held_scores.append(action)
 
 

@@ -1,0 +1,85 @@
+"""Rollouts from rollouts in a simulation, and what they ask of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import flowrl as fl
+from flowrl.compiler import CompiledStage, lower
+from flowrl.cost.demand import mean_prompt, prompt_bound
+from flowrl.graph import Op
+from flowrl.sim.model import SimModel
+from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
+from flowrl.sim.report import SimReport
+from flowrl.sim.rollouts_of_plan import prompt_lengths
+from flowrl.sim.run import simulate
+from flowrl.sim.times import StageTimes, assumed_times
+from flowrl.sim.workload import open_workload
+from flowrl.specs import Sampling
+from tests.runtime.tree_programs import kept_drafts, refinement, tree_of
+
+
+def stage_of(program: str, tmp_path: Path, **train: object) -> CompiledStage:
+    config = tree_of(program, tmp_path)
+    config["train"] |= train
+    return fl.compile(None, config).stages[-1]
+
+
+def simulated(stage: CompiledStage, model: SimModel, times: StageTimes) -> SimReport:
+    workloads = {}
+    for node in rollout_nodes(stage.graph):
+        longest = longest_response(stage, node)
+        workloads[node.id] = open_workload(
+            "lognormal:mean=8,sigma=1",
+            stage=stage.name,
+            rollout=node.id,
+            seed=0,
+            prompts=prompt_lengths(stage.graph, node, times, longest),
+            longest=longest,
+        )
+    return simulate(model, steps=2, workloads=workloads)
+
+
+def test_children_are_drawn_while_other_parents_still_are(tmp_path: Path):
+    stage = stage_of("chain_of_one", tmp_path, sampling={"max_tokens": 40})
+    times = assumed_times(stage)
+    model = model_of_stage(stage, times)
+    draft, second = model.rollouts
+    assert (draft.parent, second.parent) == (None, draft.name)
+    beside = simulated(stage, model, times)
+    assert beside.samples["consumed"] == 2 * (16 + 16)
+    in_turns = [replace(rollout, parent=None) for rollout in model.rollouts]
+    behind = simulated(stage, replace(model, rollouts=tuple(in_turns)), times)
+    assert behind.samples == beside.samples
+    # One engine draws both: what is short does not wait for the longest.
+    assert beside.engines["steps"] < 0.9 * behind.engines["steps"]
+
+
+def test_what_a_filter_keeps_is_answered_when_its_batch_is_there_and_never_refilled(
+    tmp_path: Path,
+):
+    stage = stage_of("kept_drafts", tmp_path, refill=True)
+    times = assumed_times(stage)
+    model = model_of_stage(stage, times)
+    drafts, seconds = model.rollouts
+    assert drafts.settings.refill
+    assert not seconds.settings.refill
+    assert seconds.parent is None
+    assert seconds.groups == drafts.groups * drafts.settings.group_size
+    assert simulated(stage, model, times).samples["consumed"] == 2 * (16 + 64)
+
+
+def test_prompts_that_are_made_of_samples_have_the_tokens_of_these_and_the_template():
+    graph = lower(refinement)
+    draft, critique, revision = graph.of_op(Op.GENERATE)
+    sampling = Sampling(max_tokens=4)
+    bounds = [prompt_bound(graph, node, 8, sampling) for node in (draft, critique, revision)]
+    longest = 256  # of a response, as the lowered program has it
+    assert bounds == [8, 8 + longest + 1, 8 + 2 * longest + 1 + 1 + 8 + 1]
+    assert mean_prompt(graph, draft, 5.0, 3.0) == 5.0
+    assert mean_prompt(graph, critique, 5.0, 3.0) == 5.0 + 3.0 + 1
+    update = graph.node("rival.update")
+    assert mean_prompt(graph, update, 5.0, 3.0) == 9.0
+    kept = lower(kept_drafts)
+    assert mean_prompt(kept, kept.of_op(Op.GENERATE)[1], 5.0, 3.0) == 9.0
