@@ -23,7 +23,7 @@ from flowrl.wording import counted
 __all__ = ["run"]
 
 
-_SAMPLE = re.compile(r"(\d+/\d+)(?:/(\d+))?", re.ASCII)
+_SAMPLE = re.compile(r"(\d+/\d+(?:/\d+)*?)(?:/(\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,19 +266,22 @@ def _last_member(opened: RunFolder, group: str) -> int:
 
 
 def _nearest(group: str, groups: Iterable[str]) -> list[str]:
-    """Returns up to three groups whose epoch, and then whose prompt, is nearest."""
+    """Returns up to three groups whose epoch, and then whose prompt, is nearest.
+
+    Groups of children, whose ids are samples', are near to other such groups.
+    """
     wanted = _numbers(group)
 
-    def distance(name: str) -> tuple[int, int, int]:
-        epoch, prompt = _numbers(name)
-        return abs(epoch - wanted[0]), abs(prompt - wanted[1]), prompt
+    def distance(name: str) -> tuple[int, int, int, int]:
+        epoch, prompt, *members = _numbers(name)
+        deeper = abs(len(members) - len(wanted[2:]))
+        return deeper, abs(epoch - wanted[0]), abs(prompt - wanted[1]), prompt
 
     return heapq.nsmallest(3, groups, key=distance)
 
 
-def _numbers(group: str) -> tuple[int, int]:
-    epoch, _, prompt = group.partition("/")
-    return int(epoch), int(prompt)
+def _numbers(group: str) -> tuple[int, ...]:
+    return tuple(map(int, group.split("/")))
 
 
 def _excerpt(text: str, limit: int = 200) -> str:

@@ -290,7 +290,7 @@ class RunFolder:
 
     def groups(self) -> set[str]:
         """Returns the groups with a row in samples.jsonl."""
-        return find_in_lines(self.path / "samples.jsonl", rb'"sample": ?"(\d+/\d+)/\d+"')
+        return find_in_lines(self.path / "samples.jsonl", rb'"sample": ?"(\d+/\d+(?:/\d+)*)/\d+"')
 
     def truncate_after(self, stages: Sequence[str], stage: str, step: int) -> int:
         """Cuts the logs back to a checkpoint and removes the summary of an earlier end.

@@ -102,7 +102,7 @@ def test_what_is_not_there_is_answered_with_what_is_near(made: Path, asked: str,
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("asked", ["abc", "0", "0/1/2/3", "-1/0/0", "0//1", "0/1/", "0/1/x"])
+@pytest.mark.parametrize("asked", ["abc", "0", "-1/0/0", "0//1", "0/1/", "0/1/x"])
 def test_what_names_no_sample_is_refused_with_the_form(made: Path, asked: str):
     with pytest.raises(ConfigError, match="this names no sample") as caught:
         why.run(made, asked, as_json=False)

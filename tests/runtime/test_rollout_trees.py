@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
+from flowrl.cli.why import run as show_history
 from flowrl.errors import ConfigError
 from flowrl.files import read_json_lines
 from flowrl_graphs.self_refine import self_refine
@@ -265,3 +266,13 @@ def test_samples_that_are_evaluated_answer_held_out_prompts(refined: Path):
     summary = json.loads((refined / "summary.json").read_text())
     assert summary["num_held_out"] == 8
     assert (refined / "trained" / "rival").is_dir()  # the run's model is the actor's
+
+
+def test_the_history_of_a_child_is_shown(refined: Path, capsys: pytest.CaptureFixture[str]):
+    child = next(row for row in rows_of(refined) if row["rollout"] == REVISION)
+    show_history(refined, child["sample"], as_json=False)
+    shown = capsys.readouterr().out
+    assert f"sample {child['sample']}: consumed" in shown
+    assert "attempt 0 starts on actor.generate[0]" in shown
+    with pytest.raises(ConfigError, match="has no member 7"):
+        show_history(refined, f"{parent_of(child['sample'])}/7", as_json=False)
