@@ -14,7 +14,7 @@ from flowrl.backend.protocols import Finished, GenerateRequest, Progress, ScoreR
 from flowrl.data import PromptItem
 from flowrl.errors import DataError, WorkerDied
 from flowrl.graph import Op
-from flowrl.ids import GroupId, NodeId, SampleId
+from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.admission import OfferedGroups
 from flowrl.rollout.policies import OverSampling, Retries
@@ -171,9 +171,17 @@ def in_a_tree(
         own = options if part is DRAFT else {}
         settings = SchedulerSettings(group_size=2, retries=Retries(rewards=2), **own)
         scheduler = RolloutScheduler(settings, validate=True)
+        name = EngineId(part.node.id if workers is None else "actor[0]")
         if workers is not None:
             engine = workers.engine(engine, part.node.id)
-        driver = driver_of(world, engine, rule, scheduler=scheduler, failures=FailureBudget(100))
+        driver = driver_of(
+            world,
+            engine,
+            rule,
+            engines={name: engine},
+            scheduler=scheduler,
+            failures=FailureBudget(100),
+        )
         of_samples = made(template) if part is CRITIQUE else None
         return OpenRollout(part=part, driver=driver, begin=lambda: None, prompts=of_samples)
 
@@ -222,6 +230,15 @@ def test_pairs_are_made_of_the_samples_that_a_group_with_spare_ones_keeps():
     kept = [sample for _, members in draft.collected.groups for sample, _ in members]
     assert len(kept) == 4
     assert [group for group, _ in critique.collected.groups] == kept
+
+
+@pytest.mark.parametrize(("slots", "waits"), [(64, True), (2, False)])
+def test_an_engine_with_free_slots_waits_while_another_of_this_process_may_fill_them(slots, waits):
+    world = World()
+    in_a_tree(world, Engine(world), Engine(world, slots=slots)).collect(1, prompts(2))
+    ends = [line.split()[1] for line in world.log if line.startswith("stop ")]
+    drafts = [end.count("/") == 2 for end in ends]
+    assert (drafts == sorted(drafts, reverse=True)) is waits
 
 
 def test_children_are_scored_with_their_response_and_the_row_of_the_data():
