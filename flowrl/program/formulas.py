@@ -348,10 +348,13 @@ _MAPPED: Mapping[tuple[Field, ...], type[MappedNumbers]] = {
 """The handle that a map gives, by its outputs, where another operation may read it."""
 
 
-class OwnMap(UserMap):
-    """A map of the user's own, to be called inside a workflow."""
+_M = TypeVar("_M")
 
-    def __call__(self, *handles: Handle, **options: Scalar) -> MappedNumbers | Mapped:
+
+class OwnMap(UserMap, Generic[_M]):
+    """A map of the user's own, to be called inside a workflow; its type says what it gives."""
+
+    def __call__(self, *handles: Handle, **options: Scalar) -> _M:
         """Computes its fields of each step's batch.
 
         Args:
@@ -363,7 +366,37 @@ class OwnMap(UserMap):
             Scores, advantages, logprobs or token rewards where it gives those, else something for
             `fl.log` and `extra=`.
         """
-        return add_map(self.__name__, self.spec(**options), handles)
+        return cast(_M, add_map(self.__name__, self.spec(**options), handles))
+
+
+@overload
+def map_of(
+    *, reads: str | Iterable[str], gives: Literal["score"] = "score", per_sample: bool = False
+) -> Callable[[Callable[..., object]], OwnMap[Scores]]: ...
+
+
+@overload
+def map_of(
+    *, reads: str | Iterable[str], gives: Literal["token_reward"], per_sample: bool = False
+) -> Callable[[Callable[..., object]], OwnMap[TokenRewards]]: ...
+
+
+@overload
+def map_of(
+    *, reads: str | Iterable[str], gives: Literal["logprobs"], per_sample: bool = False
+) -> Callable[[Callable[..., object]], OwnMap[Logprobs]]: ...
+
+
+@overload
+def map_of(
+    *, reads: str | Iterable[str], gives: Literal["advantage"], per_sample: bool = False
+) -> Callable[[Callable[..., object]], OwnMap[Advantages]]: ...
+
+
+@overload
+def map_of(
+    *, reads: str | Iterable[str], gives: str | Iterable[str], per_sample: bool = False
+) -> Callable[[Callable[..., object]], OwnMap[Any]]: ...
 
 
 def map_of(
@@ -371,7 +404,7 @@ def map_of(
     reads: str | Iterable[str],
     gives: str | Iterable[str] = "score",
     per_sample: bool = False,
-) -> Callable[[Callable[..., object]], OwnMap]:
+) -> Callable[[Callable[..., object]], OwnMap[Any]]:
     """`@fl.map(...)`: makes a map of a function `(batch, *, option=default, ...)`.
 
     The function computes with numpy, on the batch that `flowrl.algo.maps.MapBatch` describes.

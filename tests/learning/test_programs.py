@@ -116,6 +116,17 @@ def test_the_metric_of_the_program_rises_by_a_tenth_in_200_steps(name: str, less
     assert rise(lesson(name)) >= 0.1
 
 
+@pytest.mark.learn
+@pytest.mark.parametrize("name", ["prime", "process_reward"])
+def test_a_policy_learns_from_rewards_of_tokens_by_a_model_that_learns_outcomes(
+    name: str, lesson: Lesson
+) -> None:
+    result = lesson(name)
+    accuracy = [row.extra["prm/outcome_accuracy"] for row in steps_of(result)]
+    assert lesson.measured("outcome_accuracy", fmean(accuracy[:10]), fmean(accuracy[-10:])) > 0
+    assert rise(result) >= 0.1
+
+
 @pytest.mark.parametrize("name", FASTEST)
 def test_answers_begin_with_a_digit_more_often_after_25_steps(
     name: str, repository: Path, tmp_path: Path

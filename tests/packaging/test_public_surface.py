@@ -62,6 +62,7 @@ EXPORTED = [
     "__version__",
     "advantage",
     "compile",
+    "concat",
     "cut",
     "eager",
     "filter",
@@ -83,7 +84,10 @@ EXPORTED = [
     "run",
     "select",
     "shaping",
+    "sum",
+    "term",
     "weighted_sum",
+    "where",
     "win_rate",
     "workflow",
 ]

@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 import flowrl as fl
+from flowrl.algo.maps import MapBatch
 from flowrl.errors import GraphError
 from flowrl.graph import Op, format_graph
 from flowrl.passes import Context, run_passes
 from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
+from flowrl.testing import check_map
 from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo
 from flowrl_graphs.co_training import co_training
@@ -32,6 +34,8 @@ from flowrl_graphs.pass_at_k import of_subsets, pass_at_k
 from flowrl_graphs.ppo import ppo
 from flowrl_graphs.ppo_rm import ppo_rm
 from flowrl_graphs.ppo_value_updates import ppo_value_updates
+from flowrl_graphs.prime import prime
+from flowrl_graphs.process_reward import normalised, process_reward
 from flowrl_graphs.raft import raft
 from flowrl_graphs.reference_ema import reference_ema
 from flowrl_graphs.reinforce_pp import reinforce_pp
@@ -63,6 +67,8 @@ STAGES = {
     generative_judge: ["sft", "co_training", "generative_judge"],
     reference_ema: ["sft", "reference_ema"],
     ppo_value_updates: ["sft", "ppo_value_updates"],
+    prime: ["sft", "prime"],
+    process_reward: ["sft", "process_reward"],
 }
 """The programs with a config of their own and its stages; `sft` and `grpo` are the quickstart's."""
 
@@ -99,6 +105,13 @@ STAGES = {
         ("reference_ema", reference_ema, {}),
         ("reference_reset", reference_ema, {"decay": 0.0, "every": 200, "reset_optimizer": True}),
         ("ppo_value_updates", ppo_value_updates, {"value_updates": 2, "actor_every": 2}),
+        ("prime", prime, {}),
+        ("process_reward", process_reward, {}),
+        (
+            "process_reward_given",
+            process_reward,
+            {"learn": False, "outcome": False, "separator": ""},
+        ),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
@@ -222,6 +235,28 @@ def test_pass_at_k_of_more_answers_than_there_are_says_what_to_set():
     batch = SimpleNamespace(scores=np.ones(2), groups=np.zeros(2))
     with pytest.raises(ValueError, match=r"set train.group_size to 4 or more"):
         of_subsets.__wrapped__(batch, k=4)
+
+
+def test_rewards_of_steps_are_normalised_over_all_steps_of_a_group():
+    # Two answers to one prompt, of two steps and of one, and one to another; odds of 1, 3, 1/3.
+    numbers = np.array([0, np.log(3), 0, 1e-9, 0, -np.log(3), 0, 2.0])
+    batch = MapBatch(
+        fields={"token_reward": numbers, "response_mask": np.array([0, 1, 1, 1, 0, 1, 0, 1], bool)},
+        groups=np.array([5, 5, 7]),
+        offsets=np.array([0, 4, 6, 8]),
+        lengths=np.array([3, 1, 1]),
+        truncated=np.zeros(3, bool),
+    )
+    # Chances of 3/4, 1/2 and 1/4: a deviation of 1/4. The other prompt has a single step.
+    found = normalised.__wrapped__(batch)
+    assert found.tolist() == pytest.approx([0, 1, 0, 0, 0, -1, 0, 0], abs=1e-4)
+    check_map(normalised)
+
+
+def test_a_process_reward_model_that_is_given_does_not_learn():
+    graph = process_reward.trace({"learn": False, "outcome": False})
+    assert graph.roles == ("actor", "prm")
+    assert [node.id for node in graph.of_op(Op.UPDATE)] == ["actor.update"]
 
 
 def test_reinforce_pp_needs_a_reference_only_with_kl():

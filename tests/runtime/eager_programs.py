@@ -143,32 +143,6 @@ def halfway(batch):
     return (batch["logprobs"] + batch["rollout_logprobs"]) / 2
 
 
-@fl.workflow
-def dense_rewards(
-    prompts: fl.Prompts,
-    *,
-    actor: fl.Policy,
-    model: fl.RewardModel,
-    critic: fl.Critic,
-    teacher: fl.Policy,
-    verifier: fl.Reward,
-) -> None:
-    """Rewards of steps and tokens, of a model and of maps; a reference that a map makes."""
-    rollout = actor.generate(prompts)
-    scores = verifier.score(rollout)
-    steps = model.score(rollout, per="step", separator="1")
-    tokens = model.score(rollout, per="token")
-    rewards = both(steps, tokens)
-    fl.log("rewards", rewards)
-    values = critic.values(rollout)
-    advantages, returns = fl.advantage.gae(scores, values, rollout, token_rewards=rewards)
-    alone = fl.advantage.reinforce_pp(None, rollout, mean="group_others", token_rewards=steps)
-    critic.update(rollout, returns=returns, values=values)
-    reference = halfway(teacher.logprobs(rollout), rollout)
-    actor.update(rollout, advantages=advantages, reference=reference, kl=fl.kl.k3(0.1))
-    actor.update(rollout, advantages=alone)
-
-
 @fl.map(reads="score", per_sample=True)
 def passed(batch):
     """1 for a score of a half or more, else 0."""
@@ -176,29 +150,32 @@ def passed(batch):
 
 
 @fl.workflow
-def outcomes(
+def dense_rewards(
     prompts: fl.Prompts,
     *,
     actor: fl.Policy,
     rival: fl.Policy,
     reference: fl.Policy,
     model: fl.RewardModel,
+    critic: fl.Critic,
     verifier: fl.Reward,
 ) -> None:
-    """Models that learn outcomes before they score tokens: by a log-ratio, and by a head."""
+    """Rewards of tokens and steps, of models that learn outcomes before they score, and of maps."""
     rollout = actor.generate(prompts)
     scores = passed(verifier.score(rollout))
     ref = reference.logprobs(rollout)
     rival = rival.update(rollout, scores, reference=ref, loss=fl.loss.implicit_reward(0.5))
     model = model.update(rollout, scores)
     model = model.update(rollout, scores, loss=fl.loss.outcome(per="token"))
-    rewards = fl.shaping.implicit_reward(rival.logprobs(rollout), ref, beta=0.5)
-    fl.log("implicit", rewards)
-    fl.log("explicit", model.score(rollout, per="token"))
-    advantages = fl.advantage.reinforce_pp(
-        scores, rollout, mean="group_others", token_rewards=rewards
-    )
-    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+    implicit = fl.shaping.implicit_reward(rival.logprobs(rollout), ref, beta=0.5)
+    steps = both(model.score(rollout, per="step", separator="1"), implicit)
+    fl.log("rewards", steps)
+    values = critic.values(rollout)
+    advantages, returns = fl.advantage.gae(scores, values, rollout, token_rewards=steps)
+    alone = fl.advantage.reinforce_pp(None, rollout, mean="group_others", token_rewards=implicit)
+    critic.update(rollout, returns=returns, values=values)
+    actor.update(rollout, advantages=advantages, reference=halfway(ref, rollout), kl=fl.kl.k3(0.1))
+    actor.update(rollout, advantages=alone, loss=fl.loss.policy_clip(0.2))
 
 
 @fl.workflow
@@ -355,7 +332,6 @@ EQUAL: Mapping[str, Mapping[str, Any]] = {
     "own_functions": {},
     "texts_and_rows": {},
     "dense_rewards": {},
-    "outcomes": {},
     "second_thoughts": {},
     "out_of_order": {},
     "left_out": {},
