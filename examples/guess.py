@@ -13,7 +13,9 @@ is left: of 16 numbers it finds 15 within 4 turns, where guessing at random find
     data: {train: examples/guess.jsonl}
 
 The policy's alphabet needs `#`, the numbers and `<>=?`; one turn is `max_tokens: 1`. The rows are
-written anew by `python examples/guess.py 16 > examples/guess.jsonl`.
+written anew by `python examples/guess.py 16 > examples/guess.jsonl`, and those of two games, which
+the policy tells apart by their prompts, by `python examples/guess.py 8 large small >
+examples/games.jsonl`.
 """
 
 import json
@@ -63,15 +65,21 @@ class Guess:
         return Step(said, reward=reward, done=done, state=self.state, metrics=metrics)
 
 
-def rows(size, times):
-    """Each number `times` times: rows with equal numbers are different tasks to a data cursor."""
+def rows(size, times, games=()):
+    """Each number `times` times: rows with equal numbers are different tasks to a data cursor.
+
+    With `games` each row comes once for every game, which it names, with a prompt of its own.
+    """
+    plain = {"#": {}}
+    kinds = dict(zip("#=?", ({"environment": game} for game in games), strict=False)) or plain
     return [
-        {"prompt": "#", "number": number, "answer": DIGITS[number]}
+        {"prompt": prompt, "number": number, "answer": DIGITS[number], **named}
         for _ in range(times)
         for number in range(size)
+        for prompt, named in kinds.items()
     ]
 
 
 if __name__ == "__main__":
-    for row in rows(size=16, times=int(sys.argv[1])):
+    for row in rows(size=16, times=int(sys.argv[1]), games=sys.argv[2:]):
         print(json.dumps(row))

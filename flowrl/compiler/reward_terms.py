@@ -152,7 +152,7 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
         number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
         solution=train and bool(kinds & {"examples", "pairs"}),
         rejected="pairs" in kinds,
-        fields=_mapped_fields(graphs) if train else (),
+        fields=_mapped_fields(graphs) if train else _split_fields(graphs),
     )
 
 
@@ -163,6 +163,13 @@ def _mapped_fields(graphs: Sequence[Graph]) -> tuple[str, ...]:
     paths = [key.removeprefix(ROW_PREFIX) for key in keys if key.startswith(ROW_PREFIX)]
     paths += [spec.field for spec in specs if isinstance(spec, RowCondition)]
     return tuple(dict.fromkeys(paths))
+
+
+def _split_fields(graphs: Sequence[Graph]) -> tuple[str, ...]:
+    """Returns the fields of rows by which prompts are split: held-out ones are too."""
+    splits = (n for graph in graphs for n in graph.of_op(Op.WHERE) if "prompts" in n.inputs)
+    specs = [node.attr("spec") for node in splits]
+    return tuple(dict.fromkeys(spec.field for spec in specs if isinstance(spec, RowCondition)))
 
 
 def _scoring_terms(

@@ -47,7 +47,12 @@ class _Sums(RowSequence):
             answer=answer,
             solution=answer,
             rejected=f"{_wrong_sum(a, b, digits, time):0{width}d}" if self._pairs else None,
-            fields={"a": a, "b": b, "answer": answer},
+            fields={
+                "a": a,
+                "b": b,
+                "answer": answer,
+                "kind": "carry" if a % 10 + b % 10 > 9 else "plain",
+            },
             where=f"arithmetic {self._split}:{index + 1}",
         )
 

@@ -110,7 +110,9 @@ def test_sampled_accuracy_rises_by_a_tenth_in_200_steps(name: str, lesson: Lesso
 
 
 @pytest.mark.learn
-@pytest.mark.parametrize("name", ["pass_at_k", "raft", "reference_ema", "ppo_value_updates"])
+@pytest.mark.parametrize(
+    "name", ["pass_at_k", "raft", "reference_ema", "ppo_value_updates", "luffy"]
+)
 def test_the_metric_of_the_program_rises_by_a_tenth_in_200_steps(name: str, lesson: Lesson) -> None:
     """Of best-of-4 training the share of prompts with a right answer among 4."""
     assert rise(lesson(name)) >= 0.1
@@ -148,6 +150,27 @@ def test_a_student_comes_nearer_to_its_teacher(lesson: Lesson, teacher: Path) ->
     fall = -lesson.measured("reverse_kl", fmean(divergence[:10]), fmean(divergence[-10:]))
     assert fall >= 0.5
     assert rise(result) >= 0.1
+
+
+@pytest.mark.learn
+def test_a_student_comes_nearer_to_the_teacher_of_each_kind_of_sum(
+    lesson: Lesson, teacher: Path
+) -> None:
+    teachers = [f"roles.{name}.model={teacher}" for name in ("plain", "carry")]
+    result = lesson("multi_teacher_opd", *teachers)
+    for name in ("plain", "carry"):
+        # The mean advantage is minus the divergence, in nats a token.
+        nearness = [row.extra[f"{name}/advantage"] for row in steps_of(result)]
+        measure = f"{name}/advantage"
+        assert lesson.measured(measure, fmean(nearness[:10]), fmean(nearness[-10:])) >= 0.4
+    assert rise(result) >= 0.1
+
+
+@pytest.mark.learn
+def test_a_policy_learns_to_tell_solutions_from_answers_of_its_earlier_self(
+    lesson: Lesson,
+) -> None:
+    assert rise(lesson("spin")) >= 0.1
 
 
 @pytest.mark.learn

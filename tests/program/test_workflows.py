@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import tomllib
+from collections import Counter
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from flowrl.algo.maps import MapBatch
 from flowrl.errors import GraphError
 from flowrl.graph import Op, format_graph
 from flowrl.passes import Context, run_passes
+from flowrl.plan.show.plan import plan_text
 from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
 from flowrl.testing import check_map
@@ -29,6 +32,9 @@ from flowrl_graphs.dr_grpo import dr_grpo
 from flowrl_graphs.generative_judge import generative_judge
 from flowrl_graphs.grpo import grpo
 from flowrl_graphs.gspo import gspo
+from flowrl_graphs.luffy import luffy
+from flowrl_graphs.multi_environment import multi_environment
+from flowrl_graphs.multi_teacher_opd import multi_teacher_opd
 from flowrl_graphs.opd import opd
 from flowrl_graphs.pass_at_k import of_subsets, pass_at_k
 from flowrl_graphs.ppo import ppo
@@ -44,6 +50,7 @@ from flowrl_graphs.reward_model import reward_model
 from flowrl_graphs.rloo import rloo
 from flowrl_graphs.self_refine import self_refine
 from flowrl_graphs.sft import sft
+from flowrl_graphs.spin import spin
 from flowrl_graphs.tree_rollouts import tree_rollouts
 
 STAGES = {
@@ -69,6 +76,9 @@ STAGES = {
     ppo_value_updates: ["sft", "ppo_value_updates"],
     prime: ["sft", "prime"],
     process_reward: ["sft", "process_reward"],
+    spin: ["sft", "spin"],
+    luffy: ["sft", "luffy"],
+    multi_teacher_opd: ["teach_plain", "teach_carry", "sft", "multi_teacher_opd"],
 }
 """The programs with a config of their own and its stages; `sft` and `grpo` are the quickstart's."""
 
@@ -112,6 +122,10 @@ STAGES = {
             process_reward,
             {"learn": False, "outcome": False, "separator": ""},
         ),
+        ("spin", spin, {}),
+        ("luffy", luffy, {}),
+        ("multi_teacher_opd", multi_teacher_opd, {}),
+        ("multi_environment", multi_environment, {}),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
@@ -322,3 +336,16 @@ def test_the_reward_of_the_arithmetic_example_is_exact_match(repository):
     module = import_file(repository / "examples" / "arithmetic_grpo.py")
     assert module.exact("23+45=", "068", "068", {}) == 1.0
     assert module.exact("23+45=", "68", "068", {}) == 0.0
+
+
+def test_the_games_of_a_config_are_the_environments_of_its_rows(repository):
+    workflow = str(repository / "graphs" / "flowrl_graphs" / "multi_environment.py")
+    compiled = fl.compile(workflow, repository / "configs" / "multi_environment.yaml")
+    assert compiled.graph.roles == ("large", "actor", "small")
+    with (repository / "examples" / "games.jsonl").open() as file:
+        named = Counter(json.loads(line)["environment"] for line in file)
+    assert named == {"large": 128, "small": 128}
+    plan = plan_text(compiled.plan)
+    assert "where takes the rows that meet its condition" in plan
+    # A prompt has one environment: 32 prompts of 16 episodes, whichever it is.
+    assert "concat joins sets of samples: at most 512" in plan

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
+from flowrl.data import PromptItem, Row
 from flowrl.errors import RewardError, SchedulerError
 from flowrl.ids import GroupId, NodeId, RoleName, sample_id
 from flowrl.runtime.driver.collected_batch import FailureBudget
@@ -52,16 +52,17 @@ class Pool:
 
 
 def responses(*texts: str, finish: FinishReason | None = FinishReason.LENGTH) -> SampleSet:
-    row = SimpleNamespace(prompt="?", answer="!", fields={})
-    item = SimpleNamespace(prompt_ids=np.array([1]), group=GroupId("0/1"), row=row, prompt="?")
+    row = Row(index=1, prompt="?", answer="!", solution="", fields={}, where="rows:1")
+    group = GroupId("0/1")
+    item = PromptItem(epoch=0, index=1, group=group, row=row, prompt_ids=np.array([1]))
     members = [
         (
-            sample_id(GroupId("0/1"), 0),  # as two rollouts of the same prompts have
-            Payload(item=item, tokens=np.array([2]), text=text, finish=finish),  # type: ignore[arg-type]
+            sample_id(group, 0),  # as two rollouts of the same prompts have
+            Payload(item=item, tokens=np.array([2]), text=text, finish=finish),
         )
         for text in texts
     ]
-    return sample_set(NodeId("concat"), [(GroupId("0/1"), members)])
+    return sample_set(NodeId("concat"), [(group, members)])
 
 
 def late(pool: Pool, **failures: float) -> LateScores:

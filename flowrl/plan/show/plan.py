@@ -343,6 +343,14 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             return f"{operation.node} checks each group as soon as it is complete"
         case "filter" | "select":
             return f"{operation.node} checks the groups of the batch"
+        case "where":
+            return (
+                f"{operation.node} takes the rows that meet its condition; how many is known with "
+                "the data, and the plan counts all of them"
+            )
+        case "pair" | "concat":
+            verb = "pairs" if operation.op == "pair" else "joins"
+            return f"{operation.node} {verb} sets of samples: at most {samples:,}"
         case "replay":
             return (
                 f"{operation.node} holds the groups of the batch in the driver's memory, which the "

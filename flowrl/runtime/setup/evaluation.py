@@ -36,6 +36,7 @@ from flowrl.ids import RoleName
 from flowrl.observe.rows import EvaluationRow
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.sources import split_rows
 from flowrl.runtime.setup.rollouts import RolloutSpec, rollout_spec
 from flowrl.specs import FinishReason
 from flowrl.wording import listing
@@ -47,6 +48,7 @@ __all__ = [
     "evaluation_row",
     "held_out_score",
     "held_out_sets",
+    "rows_of_rollout",
     "with_pairs",
 ]
 
@@ -108,6 +110,24 @@ def evaluated_rollout(
         if own:
             return parts, (scored or own)[-1]
     return None
+
+
+def rows_of_rollout(
+    sets: Sequence[HeldOutSet], parts: GraphParts, part: RolloutPart
+) -> list[HeldOutSet]:
+    """Returns the sets with the rows whose prompts a rollout answers; `fl.where` leaves some out.
+
+    A set without such a row is left out.
+
+    Raises:
+        DataError: a row does not have the field by which prompts are split.
+    """
+    found = []
+    for own in sets:
+        split = split_rows(parts.graph, {parts.data_of(part.source): own.items})
+        if items := tuple(split[part.source]):
+            found.append(replace(own, items=items))
+    return found
 
 
 def scoring_roles(policy: RoleName, parts: GraphParts, part: RolloutPart) -> list[RoleName]:

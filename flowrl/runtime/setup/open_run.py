@@ -38,6 +38,7 @@ from flowrl.runtime.setup.evaluation import (
     evaluation_row,
     held_out_score,
     held_out_sets,
+    rows_of_rollout,
     with_pairs,
 )
 from flowrl.runtime.setup.policies import OpenPolicies
@@ -262,6 +263,8 @@ class OpenRun:
             return []
         evaluated = evaluated_rollout(role, self._parts)
         part = None if evaluated is None else evaluated[1]
+        if evaluated is not None:
+            sets = rows_of_rollout(sets, *evaluated)
         reported = held_out_score(self._config, role, self._parts)
         scorers = self._scorers.of_evaluation(part, reported)
         if not (scorers or (part is not None and part.node.op is Op.INTERACT)):
