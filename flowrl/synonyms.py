@@ -28,6 +28,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "fl.RewardModel": "rm",
         "fl.run": "train",
         "fl.Critic": "valuemodel value",
+        "fl.where(prompts, row=..., equals=...)": "partition route split subset",
+        "fl.concat(a, b)": "cat join merge mix union",
         # Families of functions.
         "fl.advantage": "advantages",
         "fl.filter": "filters",
