@@ -11,7 +11,7 @@ from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.ids import SampleId
 
 LENGTHS = (3, 1, 4)
-OTHERS = ("sequences", "preferred", "extra", "reference_distributions")
+OTHERS = ("sequences", "sampled", "preferred", "extra", "reference_distributions")
 PER_TOKEN = tuple(f.name for f in fields(TrainBatch) if f.name not in OTHERS)
 
 
@@ -34,6 +34,7 @@ def batch() -> TrainBatch:
     }
     return TrainBatch(
         sequences=rows,
+        sampled=np.array([True, True, False]),
         preferred=np.array([True, False, True]),
         reference_distributions=np.eye(4, 3, dtype=np.float32),  # tokens 1, 3, 5 and 7
         extra={"mine": (place + 0.5).astype(np.float32)},
@@ -57,6 +58,8 @@ def test_selected_samples_take_all_their_fields_along() -> None:
         np.testing.assert_array_equal(getattr(chosen, name), want, err_msg=name)
     assert chosen.reference_distributions is not None
     np.testing.assert_array_equal(chosen.reference_distributions, np.eye(4, 3)[[2, 3, 0]])
+    assert chosen.sampled is not None
+    assert chosen.sampled.tolist() == [False, True]
     assert chosen.preferred is not None
     assert chosen.preferred.tolist() == [True, True]
     assert chosen.extra["mine"].tolist() == [p + 0.5 for p in places]

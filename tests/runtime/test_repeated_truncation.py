@@ -100,9 +100,9 @@ def ended(transcript: Transcript) -> FinishedEpisode:
 def test_an_episode_keeps_the_sets_of_its_turns_and_none_at_observations():
     transcript = Transcript()
     transcript.open(np.array([20, 21]))
-    transcript.act(finished([4, 5], [[4, 6], [5]]), state=0)
+    transcript.act(finished([4, 5], [[4, 6], [5]]), state=0, text="a")
     transcript.observe(np.array([22]))
-    transcript.act(finished([6], [[1, 6]]), state=1)
+    transcript.act(finished([6], [[1, 6]]), state=1, text="b")
     of = payload(1)
     of.extend(ended(transcript))
     assert sets(batch_of(of).kept) == [[], [], [], [4, 6], [5], [], [1, 6]]
@@ -111,7 +111,7 @@ def test_an_episode_keeps_the_sets_of_its_turns_and_none_at_observations():
 def test_an_episode_whose_turns_report_nothing_reports_nothing():
     transcript = Transcript()
     transcript.open(np.array([20]))
-    transcript.act(finished([4], None), state=0)
+    transcript.act(finished([4], None), state=0, text="a")
     assert ended(transcript).kept is None
 
 

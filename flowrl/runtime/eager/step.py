@@ -280,7 +280,7 @@ class EagerStep:
         """
         node = self._node(node_id)
         match node.op:
-            case Op.SOURCE | Op.WHERE if node.id in self._items:
+            case Op.SOURCE | Op.WHERE if node.output(PROMPT.name) is not None:
                 return tuple(self._items[node.id])
             case Op.PROMPTS_OF:
                 return tuple(self._prompts(node))
