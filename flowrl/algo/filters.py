@@ -153,7 +153,7 @@ def threshold(
 def parsed(
     scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
 ) -> Rows:
-    """Returns the samples whose score is a number: NaN stands for a response that has none.
+    """Returns the samples whose score is a number: NaN marks a response without one.
 
     The arguments and the result are those of `top`; a group may lose all of its samples.
     """

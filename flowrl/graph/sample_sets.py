@@ -270,7 +270,7 @@ def _check_part(graph: Graph, node: Node, edge: Edge, made: dict[str, str]) -> I
             node,
             f"{node.id} joins the samples of '{made[samples.src]}' with {name} of the samples of "
             f"'{made[edge.src]}'",
-            hint="put the values of each set beside it: fl.concat((a, a_scores), (b, b_scores))",
+            hint="put the values of each set next to it: fl.concat((a, a_scores), (b, b_scores))",
         )
     before = [e for e in sample_edges(graph, node) if e.argument != edge.argument]
     if name == "rollout" and any(made[e.src] == made[edge.src] for e in before):

@@ -166,7 +166,7 @@ _LOSS_NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 _LOSS_FIELDS: Mapping[str, tuple[Field, str]] = {
     "behaviour_logprobs": (
         ROLLOUT_LOGPROBS,
-        "pass a rollout that a role generated, or loss=fl.loss.cross_entropy(); of examples beside "
+        "pass a rollout that a role generated, or loss=fl.loss.cross_entropy(); of examples with "
         "a rollout, fl.concat(..., missing_logprob=0.0) says which logprob they have",
     ),
     "preferred": (

@@ -108,7 +108,7 @@ def _rule(name: str, template: str | None, opponent: int | None, cut: object) ->
                 name,
                 argument,
                 value,
-                "none beside cut=, which continues the sample's own tokens",
+                "none together with cut=, which continues the sample's own tokens",
                 f"leave {argument} out, or make two sets of prompts",
             )
     return check_spec(name, cut, argument="cut")

@@ -167,7 +167,7 @@ class Policy(Role):
                 f"{self.name}.update",
                 twice,
                 given[twice],
-                "arguments of each term, beside its samples",
+                "arguments of each term, next to its samples",
                 f"write fl.term(samples, {twice}=...)",
             )
         new, name = self, self.tracer.unused_sum()

@@ -333,9 +333,9 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
         parts: Sets of samples; or each with values of its samples, `(rollout, scores)`, which are
             joined in the same way: scores, logprobs and advantages.
         missing_logprob: What losses read as the logprob of tokens that no policy sampled, of
-            examples beside a rollout. 0.0 takes their probability as 1, as LUFFY does (Yan et al.,
-            2025, arXiv:2504.14945). Without it, such a set has no `rollout_logprobs`, and losses
-            that read these refuse it.
+            examples joined with a rollout. 0.0 takes their probability as 1, as LUFFY does (Yan et
+            al., 2025, arXiv:2504.14945). Without it, such a set has no `rollout_logprobs`, and
+            losses that read these refuse it.
     """
     name = "fl.concat"
     tupled = [isinstance(part, tuple) for part in parts]

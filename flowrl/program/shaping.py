@@ -116,7 +116,7 @@ def repetition(
 def implicit_reward(logprobs: Logprobs, reference: Logprobs, *, beta: float = 0.05) -> TokenRewards:
     """`beta` times the log-ratio of a policy to a reference, as the reward of each token: PRIME.
 
-    The policy has learned with `fl.loss.implicit_reward(beta)` that the sum tells the outcome.
+    The policy has learned with `fl.loss.implicit_reward(beta)` that the sum predicts the outcome.
 
     Args:
         logprobs: Those of the policy that is the process reward model.

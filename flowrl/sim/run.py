@@ -210,8 +210,8 @@ class _Simulation:
     def _turns(self) -> dict[str, set[str]]:
         """For each rollout those that come before it: they draw on lanes of its engines.
 
-        Children are drawn beside the others of their tree; their batch is asked for when that of
-        their parents is there, which says how many they are.
+        Children are generated together with the rest of their tree; their batch is asked for when
+        that of their parents is there, which says how many they are.
         """
         found: dict[str, set[str]] = {}
         roots: dict[str, str] = {}

@@ -50,7 +50,7 @@ def luffy(
     clip: float = 0.2,
     gamma: float = 0.1,
 ) -> None:
-    """One demonstration beside `group_size` answers; None takes `train.group_size`."""
+    """One demonstration and `group_size` answers; None takes `train.group_size`."""
     answers, solutions = actor.generate(prompts, n=group_size), fl.Examples.of(prompts)
     scored = (answers, verifier.score(answers)), (solutions, verifier.score(solutions))
     rollout, scores = fl.concat(*scored, missing_logprob=0.0)

@@ -203,7 +203,7 @@ MISUSES = {
         lambda of: fl.log("right", fl.mean_of_children(right(of["scores"]))),
         "float32",
     ),
-    "children beside parents": (
+    "children together with parents": (
         lambda of: fl.log("sum", fl.weighted_sum((of["draft_scores"], 1.0), (of["scores"], 1.0))),
         "rollouts of the same prompts",
     ),

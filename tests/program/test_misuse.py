@@ -8,6 +8,7 @@ import math
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Literal
@@ -17,34 +18,17 @@ import pytest
 
 import flowrl as fl
 from flowrl.compiler import lower
-from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.errors import ConfigError, TraceError
 from flowrl.graph import Op
+from tests.program.refusals import program, refusal_in
+
+refusal = partial(refusal_in, "test_misuse.py")
 
 
 @fl.workflow
 def simple(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
     rollout = actor.generate(prompts)
     actor.update(rollout, judge.score(rollout))
-
-
-def program(body: Callable[..., Any]) -> fl.Workflow:
-    """A program that calls `body(rollout, scores, actor, other, judge)` before its update."""
-
-    @fl.workflow
-    def mine(prompts: fl.Prompts, actor: fl.Policy, other: fl.Policy, judge: fl.Reward):
-        rollout = actor.generate(prompts)
-        scores = judge.score(rollout)
-        body(rollout, scores, actor, other, judge)
-        actor.update(rollout, scores)
-
-    return mine
-
-
-def refusal(made: fl.Workflow | Callable[..., Any]) -> FlowError:
-    with pytest.raises(FlowError) as caught:
-        (made if isinstance(made, fl.Workflow) else program(made)).trace()
-    assert "test_misuse.py" in caught.value.where
-    return caught.value
 
 
 def _set_item(handle: Any) -> None:
@@ -522,82 +506,3 @@ def test_annotations_that_have_no_meaning_are_told_with_what_was_meant():
 def test_a_role_s_name_has_no_blanks(name):
     with pytest.raises(ConfigError, match="cannot be the name of a role"):
         simple.bind({"actor": name})
-
-
-# Calls of formulas.
-
-
-@fl.advantage.own(needs=("rewards",))
-def best_of(batch):
-    return batch.rewards.max(1)
-
-
-def plain_loss(logprobs, batch):
-    return -logprobs
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        (fl.loss.gspo, "call it: loss=fl.loss.gspo()"),
-        (plain_loss, "mark it: @fl.loss.own(needs=...) above `def plain_loss`"),
-        (lambda logprobs, batch: logprobs, "a function of a module, marked @fl.loss.own"),
-        ("policy_clip", "write loss=fl.loss.policy_clip(0.2)"),
-    ],
-)
-def test_what_is_no_loss_is_told_with_what_was_meant(value, hint):
-    error = refusal(lambda rollout, scores, actor, *_: actor.update(rollout, scores, loss=value))
-    assert "cannot take this 'loss'" in error.what
-    assert hint in error.hint
-
-
-def test_an_own_advantage_that_is_called_wrongly_is_called_by_its_name():
-    error = refusal(lambda rollout, scores, *_: best_of(scores, rollout, 3))
-    assert error.what == "best_of: too many positional arguments"
-    error = refusal(lambda rollout, scores, *_: best_of([]))
-    assert "best_of takes the scores as 'scores'" in error.what
-
-
-def test_a_teacher_is_called_a_teacher():
-    error = refusal(lambda r, s, actor, other, judge: fl.advantage.distill(r, teacher=other))
-    assert "takes the logprobs as 'teacher'" in error.what
-    assert error.hint == "pass what other.logprobs(rollout) returned"
-
-
-@pytest.mark.parametrize(
-    ("made", "what"),
-    [
-        (lambda: fl.grammar.regex("(["), "not a regular expression: unterminated character set"),
-        (lambda: fl.grammar.regex(3), "not a regular expression"),
-        (lambda: fl.grammar.regex(b"a"), "not a regular expression: it is not a string"),
-        (lambda: fl.grammar.json_schema('{"type": "object"}'), "a JSON schema is a mapping"),
-        (lambda: fl.grammar.json_schema({"a": {1}}), "JSON cannot hold this schema"),
-        (lambda: fl.grammar.json_schema({"a": math.nan}), "JSON cannot hold this schema"),
-    ],
-)
-def test_a_grammar_that_is_none_is_refused_at_the_user_s_line(made, what):
-    error = refusal(lambda *_: made())
-    assert what in error.what
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [("max_stalenes", "did you mean 'max_staleness'?"), ("steps", "keys of the config")],
-)
-def test_what_a_workflow_does_not_declare_is_refused(option, hint):
-    with pytest.raises(TraceError, match=f"@fl.workflow takes no '{option}'") as caught:
-        fl.workflow(**{option: 1})
-    assert hint in caught.value.hint
-    assert "test_misuse.py" in caught.value.where
-
-
-def test_a_field_that_a_handle_has_is_answered_with_the_handle():
-    error = refusal(lambda rollout, scores, *_: scores.score)
-    assert error.hint == "pass the handle itself, which has it"
-
-
-@pytest.mark.parametrize("name", ["advantage", "filter", "loss"])
-def test_a_family_of_functions_is_found_by_its_plural(name):
-    plural = "losses" if name == "loss" else f"{name}s"
-    with pytest.raises(AttributeError, match=rf"fl has no '{plural}': write fl\.{name}$"):
-        getattr(fl, plural)

@@ -333,7 +333,7 @@ def replaying(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> 
 
 @fl.workflow
 def generation(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
-    """Scored samples as data, with greedy ones beside them; nothing is updated."""
+    """Scored samples as data, together with greedy ones; nothing is updated."""
     rollout = actor.generate(prompts)
     scores = verifier.score(rollout)
     fl.log("before", scores)

@@ -16,7 +16,7 @@ from flowrl.passes import Context, run_passes
 from flowrl.program import Workflow
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.payloads import Payload, SampleSet
+from flowrl.runtime.driver.payloads import Payload, SampleSet, StepBatch
 from flowrl.runtime.driver.texts import Texts
 from flowrl.specs import Sampling
 
@@ -154,3 +154,12 @@ def program_of(
         {node.id: given for node in graph.nodes},
         texts or Texts({}),
     )
+
+
+def step_with(*sets: SampleSet, number: int = 1) -> StepBatch:
+    """A step whose rollouts' logprobs are -1, -2, -3, ... in the order of tokens."""
+    step = StepBatch(number=number, sets={s.origin: s for s in sets})
+    for each in sets:
+        drawn = -np.arange(1, 15, dtype=np.float32)
+        step.values[each.origin, "rollout_logprobs"] = np.where(np.array(MASK, bool), drawn, 0)
+    return step

@@ -133,7 +133,7 @@ def test_a_join_lays_the_samples_of_a_prompt_side_by_side_with_their_values():
     assert made.sequences.groups.tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert step.values["concat", "source"].tolist() == [0, 0, 1, 0, 0, 1, 1]
     assert step.values["concat", "score"].tolist() == [10, 12, 19, 20, 21, 29, 39]
-    # The program says what stands for the logprobs of solutions; prompts have none.
+    # The program says what replaces the logprobs of solutions; prompts have none.
     assert step.values["concat", "rollout_logprobs"].tolist() == [
         *(0, -10, 0, -11, -12, 0, -0.5),
         *(0, -20, 0, -21, 0, -0.5, 0, -0.5),

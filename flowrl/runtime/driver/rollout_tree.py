@@ -67,7 +67,7 @@ class OpenRollout:
 
     Attributes:
         begin: Called before each collection (the plan's residency switches).
-        switches: True if the plan has such switches, so that it cannot begin beside others.
+        switches: True if the plan has such switches, so that it cannot begin while others run.
         prompts: Makes its prompts of samples; None where it answers the data's.
         fleet: Its engines, if they are in processes of their own.
         journal: The journal in which the driver notes events.

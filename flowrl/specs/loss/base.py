@@ -347,10 +347,10 @@ def implicit_reward(beta: float = 0.05) -> ImplicitReward:
 
 
 def outcome(*, per: Literal["sample", "token"] = "sample") -> OutcomeLoss:
-    """Returns the loss of a reward model whose number is to tell the outcome.
+    """Returns the loss of a reward model whose number is to predict the outcome.
 
     Args:
-        per: Whether the number at the last token tells it, or that at every token.
+        per: `sample` has the number at the last token predict it, `token` that at every token.
 
     Raises:
         TraceError: `per` is neither.
