@@ -122,7 +122,7 @@ class SimEngine:
     totals: EngineTotals = field(default_factory=EngineTotals)
     _rows: Rows = field(init=False)
     _ended: list[Ended] = field(default_factory=list)  # not reported yet
-    _aborting: list[SampleId] = field(default_factory=list)  # of the next boundary
+    _aborting: list[tuple[str, SampleId]] = field(default_factory=list)  # of the next boundary
     _published: list[tuple[int, float]] = field(default_factory=list)  # (version, load seconds)
     _stretch: _Stretch | None = None
     _stamp: int = 0  # calls of the clock with another one are void
@@ -173,9 +173,10 @@ class SimEngine:
             self._rows.wait(request)
         self._stir(wants=self._rows.admits)
 
-    def abort(self, samples: Iterable[SampleId]) -> None:
-        """Ends requests with the tokens they have; unknown ones are ignored."""
-        self._aborting.extend(sample for sample in samples if sample in self._rows.live)
+    def abort(self, samples: Iterable[SampleId], rollout: str = "") -> None:
+        """Ends requests of a rollout with the tokens they have; unknown ones are ignored."""
+        names = ((rollout, sample) for sample in samples)
+        self._aborting.extend(name for name in names if name in self._rows.live)
         self._stir(wants=True)
 
     def publish(self, version: int, load_s: float = 0.0) -> None:
@@ -198,8 +199,8 @@ class SimEngine:
         self._mute = True
         self._stir(wants=True)
 
-    def progress(self) -> list[tuple[SampleId, int, int]]:
-        """`(sample, attempt, tokens of the attempt)` of every row, after the last whole step."""
+    def progress(self, rollout: str = "") -> list[tuple[SampleId, int, int]]:
+        """`(sample, attempt, tokens)` of a rollout's rows, after the last whole step."""
         steps, stretch = 0, self._stretch
         if stretch is not None and self.clock.now >= stretch.end_s:
             steps = stretch.steps
@@ -207,7 +208,7 @@ class SimEngine:
             share = self.clock.now - stretch.prefill_end_s
             share /= stretch.end_s - stretch.prefill_end_s
             steps = int(share * stretch.steps)
-        return self._rows.progress(steps)
+        return self._rows.progress(steps, rollout)
 
     def give_way(self) -> None:
         """Ends what it does with the current step, for someone who wants its lane."""
@@ -305,8 +306,8 @@ class SimEngine:
             self._rows.serve(version)
             load_s += seconds
         self._published.clear()
-        for sample in self._aborting:
-            request = self._rows.live.get(sample)
+        for name in self._aborting:
+            request = self._rows.live.get(name)
             if request is not None:
                 self._ended.append(self._rows.end(request, aborted=True))
         if self._aborting:

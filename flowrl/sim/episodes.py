@@ -148,8 +148,8 @@ class SimEpisodes:
             begun.append(episode)
         self._ask(begun)
 
-    def abort(self, samples: Iterable[SampleId]) -> None:
-        """Ends episodes without tokens; unknown ones are ignored."""
+    def abort(self, samples: Iterable[SampleId], rollout: str = "") -> None:
+        """Ends episodes of a rollout without tokens; unknown ones are ignored."""
         drawing, others = [], []
         for sample in samples:
             episode = self._live.get(sample)
@@ -161,7 +161,7 @@ class SimEpisodes:
             del self._live[episode.request.sample]
         if others:
             self.clock.at(self.clock.now, self._aborted, others)
-        self.engine.abort(drawing)
+        self.engine.abort(drawing, rollout)
 
     def _aborted(self, episodes: Sequence[_Episode]) -> None:
         self.report(self.engine, [_nothing(episode) for episode in episodes])
@@ -187,9 +187,9 @@ class SimEpisodes:
         self._live.clear()
         self.engine.lose()
 
-    def progress(self) -> list[tuple[SampleId, int, int]]:
-        """`(sample, attempt, tokens drawn)` of every episode."""
-        now = {sample: drawn for sample, _, drawn in self.engine.progress()}
+    def progress(self, rollout: str = "") -> list[tuple[SampleId, int, int]]:
+        """`(sample, attempt, tokens drawn)` of every episode; they are of one rollout."""
+        now = {sample: drawn for sample, _, drawn in self.engine.progress(rollout)}
         return [
             (sample, episode.request.attempt, episode.drawn + now.get(sample, 0))
             for sample, episode in self._live.items()
@@ -239,6 +239,7 @@ class SimEpisodes:
                     fresh=episode.turn == 0,
                     shared=request.shared,
                     cached=self._cached(episode),
+                    rollout=request.rollout,
                 )
             )
         if over:

@@ -142,7 +142,7 @@ class SimRollout:
             lives = self.live.lives
             told = tuple(
                 (sample, attempt, lives[sample].tokens + drawn)
-                for sample, attempt, drawn in engine.progress()
+                for sample, attempt, drawn in engine.progress(self.name)
                 if sample in lives and lives[sample].attempt == attempt
             )
             if told:
@@ -404,7 +404,7 @@ class SimRollout:
             case Submit():
                 self._submit(action)
             case Abort():
-                self.engines[action.engine].abort(action.samples)
+                self.engines[action.engine].abort(action.samples, self.name)
             case Score():
                 self._score(action.samples)
             case Judge():
@@ -468,7 +468,7 @@ class SimRollout:
                 Request(
                     sample=dispatch.sample,
                     attempt=dispatch.attempt,
-                    prompt=life.group,
+                    prompt=GroupId(f"{self.name}:{life.group}"),
                     context=life.draw.prompt_tokens + kept,
                     left=max(1, life.length - kept),
                     fresh=kept == 0,

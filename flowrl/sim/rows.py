@@ -38,7 +38,7 @@ class Request:
         cached: Tokens of the context that need not be computed again.
         drawn: Tokens of this attempt that were drawn before it was last put back.
         spans: Versions of those.
-        rollout: Whose sample it is, where several rollouts use the engine at once.
+        rollout: Whose sample it is; samples of several rollouts may have the same id.
     """
 
     sample: SampleId
@@ -88,7 +88,7 @@ class Rows:
         reserve: Tokens that each row has to find free when another is let in.
         leaves: Is told of a request that is about to leave its row, and why: `ended`, `aborted` or
             `preempted`.
-        live: Every request that has not ended, on a row or not.
+        live: Every request that has not ended, on a row or not, by rollout and sample.
         num: Rows in use.
         steps: Decode steps made since the engine was made.
     """
@@ -99,7 +99,7 @@ class Rows:
     keeps_prefixes: bool
     reserve: int
     leaves: Callable[[Request, str], None]
-    live: dict[SampleId, Request] = field(default_factory=dict)
+    live: dict[tuple[str, SampleId], Request] = field(default_factory=dict)
     num: int = 0
     steps: int = 0
     _waiting: deque[Request] = field(default_factory=deque)  # and ended ones, which are skipped
@@ -147,7 +147,7 @@ class Rows:
     def wait(self, request: Request) -> None:
         """A request that enters as soon as there is room."""
         self._waiting.append(request)
-        self.live[request.sample] = request
+        self.live[request.rollout, request.sample] = request
         self._num_waiting += 1
 
     def serve(self, version: int) -> None:
@@ -160,7 +160,7 @@ class Rows:
         prompts: set[GroupId] = set()
         while self._num_waiting and self.num < self.num_slots:
             request = self._waiting[0]
-            if self.live.get(request.sample) is not request:
+            if self.live.get((request.rollout, request.sample)) is not request:
                 self._waiting.popleft()
                 continue
             there = request.shared if request.prompt in self._of_prompt else 0
@@ -229,13 +229,13 @@ class Rows:
                 over.append(request)
         return over
 
-    def progress(self, further: int) -> list[tuple[SampleId, int, int]]:
-        """`(sample, attempt, tokens of the attempt)` of every row, after some steps more."""
+    def progress(self, further: int, rollout: str) -> list[tuple[SampleId, int, int]]:
+        """`(sample, attempt, tokens of the attempt)` of a rollout's rows, after some more steps."""
         steps = self.steps + further
         return [
             (request.sample, request.attempt, request.drawn + steps - request.began_at + 1)
             for request in self.live.values()
-            if request.row >= 0
+            if request.row >= 0 and request.rollout == rollout
         ]
 
     def _preempt(self) -> None:
@@ -261,7 +261,7 @@ class Rows:
             drawn = self.steps - request.began_at + 1
             spans = self._spans(request, drawn)
             self._leave(request, "aborted" if aborted else "ended")
-        del self.live[request.sample]
+        del self.live[request.rollout, request.sample]
         return Ended(request=request, aborted=aborted, drawn=request.drawn + drawn, spans=spans)
 
     def _leave(self, request: Request, why: str) -> None:

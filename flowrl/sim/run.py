@@ -121,7 +121,6 @@ class _Simulation:
         self.versions: Counter[str] = Counter()  # publications so far, by role
         self.unlearned = 0  # the last step, where all its groups were filtered
         self.asked: set[int] = set()  # batches that were asked for before their step
-        self.collecting: dict[str, SimRollout] = {}  # by role, whose engines it has now
         self.workloads = workloads
         self.operations = SimOperations(
             model=model,
@@ -168,7 +167,7 @@ class _Simulation:
             for end in ends:
                 by_rollout.setdefault(end.request.rollout, []).append(end)
             for name, own in by_rollout.items():
-                self.by_name.get(name, self.collecting[model.role]).ended(engine, own)
+                self.by_name[name].ended(engine, own)
 
         return SimEngine(
             id=EngineId(model.name),
@@ -202,7 +201,6 @@ class _Simulation:
             listener=self.streams if any(op.streams for op in self.model.ops) else None,
         )
         rollout.scorers = [self._scorers(scorer, rollout) for scorer in model.scorers]
-        self.collecting.setdefault(model.role, rollout)
         for engine in self._of_role(model.role):
             rollout.join(engine)
         return rollout
@@ -352,7 +350,6 @@ class _Simulation:
             for spec in self.model.rollouts:
                 if spec.name not in asked and self.before[spec.name] <= found.keys():
                     asked[spec.name] = self.clock.now
-                    self.collecting[spec.role] = own[spec.name]
                     self._call_driver()
                     if spec.parent is not None:
                         self._ask_for_children(own[spec.name], number)

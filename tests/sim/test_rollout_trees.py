@@ -83,3 +83,14 @@ def test_prompts_that_are_made_of_samples_have_the_tokens_of_these_and_the_templ
     assert mean_prompt(graph, update, 5.0, 3.0) == 9.0
     kept = lower(kept_drafts)
     assert mean_prompt(kept, kept.of_op(Op.GENERATE)[1], 5.0, 3.0) == 9.0
+
+
+def test_two_rollouts_of_one_policy_answer_the_same_samples_at_once(tmp_path: Path):
+    stage = stage_of("two_answers", tmp_path, sampling={"max_tokens": 40})
+    times = assumed_times(stage)
+    model = model_of_stage(stage, times)
+    draft, answers, greedy = model.rollouts
+    assert answers.parent == greedy.parent == draft.name
+    drafts = 4 * 2
+    consumed = simulated(stage, model, times).samples["consumed"]
+    assert consumed == 2 * (drafts + 2 * drafts + drafts)
