@@ -68,11 +68,6 @@ class PromptTemplate(PromptsSpec):
         """True if the sample's own prompt comes first."""
         return self.text.startswith("{prompt}")
 
-    @property
-    def reads_rows(self) -> bool:
-        """True if it has texts of the data row."""
-        return any(name not in _OF_SAMPLES for name in self.names)
-
     def conflicts(self) -> Iterator[Wrong]:
         """Yields a text that is no template, or whose prompts would not depend on the sample."""
         for name in self.names:

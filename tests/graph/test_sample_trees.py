@@ -67,7 +67,6 @@ def test_a_template_is_read_as_texts_and_names():
         *("", "prompt", "a {b} ", "response", "", "answer", "\n", "row.two words", ""),
     )
     assert spec.begins_with_prompt
-    assert spec.reads_rows
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,25 @@ def test_the_best_answers_and_examples_are_imitated_in_one_step(tmp_path: Path):
     assert [row.num_samples for row in folder.steps()] == [8, 8, 8]
 
 
+@fl.workflow
+def scored_solutions(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Solutions that rules score and no model reads, by themselves and joined with answers."""
+    rollout, solutions = actor.generate(prompts), fl.Examples.of(prompts)
+    scores = verifier.score(rollout)
+    fl.log("solutions", verifier.score(solutions))
+    fl.log("joined", verifier.score(fl.concat(rollout, solutions)))
+    fl.log("answers", scores)
+    actor.update(rollout, scores)
+
+
+def test_rules_score_solutions_that_no_model_reads(tmp_path: Path):
+    config = CONFIGS["greedy_baseline"](tmp_path, steps=1)
+    result = fl.run(scored_solutions, config, display=WatchedDisplay())
+    (extra,) = extras(result)
+    assert extra["solutions"] == 1.0  # all begin with a digit
+    assert extra["joined"] == pytest.approx((4 * extra["answers"] + extra["solutions"]) / 5)
+
+
 def test_a_program_without_an_update_leaves_its_samples_and_numbers_and_no_model(tmp_path: Path):
     result = run_of("generation", tmp_path)
     folder = RunFolder.open(result.folder)

@@ -9,7 +9,7 @@ from flowrl.ids import RoleName
 from flowrl.observe.run_text import step_line
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
+from flowrl.runtime.driver.payloads import StepBatch, receive_rollout, sample_set
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport
 from tests.runtime.episode_worlds import tokenizer_in
 from tests.runtime.node_world import Worker, lowered, program_of
@@ -71,3 +71,17 @@ def test_a_selection_that_takes_nothing_is_named_with_its_bound(tmp_path: Path):
     metrics = report.result(step, [one], started=0.0).metrics
     assert metrics.num_samples == 0
     assert metrics.filtered_by == {"select:threshold(at_least=0.5)": 2}
+
+
+def test_a_step_without_a_row_of_the_data_that_is_learned_has_a_report():
+    @fl.workflow
+    def parts_of_rows(prompts: fl.Prompts, actor: fl.Policy):
+        actor.update(fl.Examples.of(fl.where(prompts, row="topic", equals="maths")))
+
+    program = program_of(lowered(parts_of_rows), {"actor": Worker()})
+    (source,) = program.parts.sources
+    step = StepBatch(sets={source.id: sample_set(source.id, [])})
+    program.run(step)
+    report = StepReport("sft", program.parts, RoleName("actor"), {})
+    metrics = report.result(step, [], started=0.0).metrics
+    assert (metrics.num_samples, metrics.num_tokens, metrics.loss) == (0, 0, None)

@@ -308,7 +308,7 @@ class StepReport:
                 name if node == self.main else f"{node}/{name}": number
                 for name, number in self._rewards(step, rollout).items()
             }
-        if self.main in self._sources:
+        if self.main in self._sources and step.sets[self.main]:
             lengths = step.sets[self.main].sequences.response_lengths
             num_tokens = num_tokens or int(lengths.sum())
             metrics = replace(

@@ -25,7 +25,7 @@ class Texts:
     """The texts and rows of a stage's samples.
 
     Args:
-        tokenizers: The tokenizer of each rollout and source.
+        tokenizers: The tokenizer of each rollout, source and join.
     """
 
     def __init__(self, tokenizers: Mapping[NodeId, Tokenizer]) -> None:
@@ -35,7 +35,7 @@ class Texts:
         """Returns the text of a response, as rewards read it.
 
         Args:
-            origin: The rollout or the source of the sample.
+            origin: The rollout, the source or the join of the sample.
         """
         if payload.text or payload.finish is not None:
             return payload.text

@@ -165,16 +165,11 @@ class StageMaker:
         )
 
     def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
-        """Returns the tokenizer of each rollout and source, from a model that reads its samples."""
-        found = {
-            part.node.id: self.policies.tokenizer(role_of(part.generate_node))
-            for part in parts.rollouts
-        }
-        for node in parts.graph.nodes:
-            if node.role in self.policies.use.models and node.id in parts.made:
-                tokenizer = self.policies.tokenizer(role_of(node))
-                for made in (parts.origin(node.id), *parts.roots(node.id)):
-                    found.setdefault(made, tokenizer)
+        """Returns the tokenizer of each rollout, source and join."""
+        of_rows = self.policies.tokenizer(self.policies.use.reader)  # which encoded them
+        found = {node.id: of_rows for node in parts.graph.of_op(Op.SOURCE, *JOINS)}
+        for part in parts.rollouts:
+            found[part.node.id] = self.policies.tokenizer(role_of(part.generate_node))
         return found
 
     def _buffers(
