@@ -8,6 +8,7 @@ override) and the nearest values that would do.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from flowrl.config.rewards import OverlongTerm
 from flowrl.config.roles import FreshModel
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.graph.sample_sets import answered_prompts
+from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling
 from flowrl.specs.filters import SelectSpec, ZeroVariance
 from flowrl.specs.prompts import PromptTemplate
@@ -89,6 +90,26 @@ def generates_before(graph: Graph, node: Node) -> Iterator[Node]:
     yield from (generate for generate in graph.of_op(Op.GENERATE) if generate.id in seen)
 
 
+def _alone_before(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yields the generations before a node whose samples have the groups of a prompt to themselves.
+
+    Groups of `fl.concat` have the samples of all its sets that answer the prompt.
+    """
+    sets = sample_sets(graph)
+    maker = origin_of(graph, graph.node(sets[node.id]))
+    joined = sample_edges(graph, maker) if maker.op is Op.CONCAT else ()
+    # Parts of one rollout do not meet: they are of different rows.
+    parts = dict.fromkeys(origin_of(graph, graph.node(sets[edge.src])).id for edge in joined)
+    asked = Counter(answered_prompts(graph, graph.node(part)) for part in parts)
+    meeting = {
+        generate.id
+        for part in map(graph.node, parts)
+        if (prompts := answered_prompts(graph, part)) is not None and asked[prompts] > 1
+        for generate in graph.generators_of(part)
+    }
+    yield from (each for each in generates_before(graph, node) if each.id not in meeting)
+
+
 def _space(graph: Graph, generate: Node, role_backends: RoleBackends) -> tuple[int, int] | None:
     """Returns the tokens that a sample may have, and those of the shortest prompt.
 
@@ -130,7 +151,7 @@ def _groups_suffice(stage: LoweredStage, role_backends: RoleBackends) -> Problem
     reported: set[str] = set()
     for node in stage.graph.nodes:
         reason = _needs_two(node)
-        for generate in generates_before(stage.graph, node) if reason else ():
+        for generate in _alone_before(stage.graph, node) if reason else ():
             size = _size(role_backends.loaded, stage, generate, "n", "train.group_size")
             # Several operations may want the same larger groups.
             if size is None or size.value > 1 or generate.id in reported:
@@ -160,7 +181,7 @@ def _selections_leave_some(stage: LoweredStage, role_backends: RoleBackends) -> 
                 hint="write k=2, or learn the selected samples with loss=fl.loss.cross_entropy()",
             )
         kept = _kept(node)
-        for generate in generates_before(graph, node) if kept else ():
+        for generate in _alone_before(graph, node) if kept else ():
             size = _size(role_backends.loaded, stage, generate, "n", "train.group_size")
             if size is None or kept <= size.value:
                 continue

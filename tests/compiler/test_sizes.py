@@ -143,6 +143,28 @@ def test_a_group_size_of_the_program_is_told_with_its_line(tmp_path, monkeypatch
     message(tmp_path, monkeypatch, "train.group_size=1", options=", n=2", fits=True)
 
 
+def test_samples_that_a_join_puts_into_one_group_are_compared_with_each_other(tmp_path):
+    @fl.workflow
+    def joined(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        greedy, others = actor.generate(prompts, n=1, temperature=1.0), actor.generate(prompts, n=2)
+        parts = [(each, verifier.score(each)) for each in (greedy, others)]
+        best, scores = fl.select.top(*fl.concat(*parts), k=3)
+        actor.update(best, advantages=fl.advantage.group_relative(scores))
+
+    @fl.workflow
+    def split(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        lone = actor.generate(prompts, n=1)
+        scores = verifier.score(lone)
+        parts = [fl.where((lone, scores), row="a", equals=number) for number in (1, 2)]
+        rollout, scores = fl.concat(*parts)
+        actor.update(rollout, advantages=fl.advantage.group_relative(scores))
+
+    config = tiny_config(tmp_path) | {"stages": ["last"], "stage": {}, "args": {}}
+    fl.compile(joined, config)
+    with pytest.raises(ConfigError, match="a group of one"):
+        fl.compile(split, config)
+
+
 def test_an_advantage_that_compares_no_group_takes_groups_of_one(tmp_path, monkeypatch):
     reinforce = "reinforce_pp(scores, rollout)"
     message(tmp_path, monkeypatch, "train.group_size=1", advantage=reinforce, fits=True)
