@@ -102,6 +102,21 @@ def test_a_failed_reward_ends_the_run_or_has_the_configured_score():
     assert samples.payloads[1].failure == "is bad"
 
 
+def test_a_step_that_is_made_again_takes_no_answers_of_the_one_that_was_given_up():
+    class Stopped(Pool):
+        def submit(self, requests: Sequence[ScoreRequest]) -> None:
+            first = not self.asked
+            super().submit(requests[:1] if first else requests)
+            if first:
+                raise KeyboardInterrupt
+
+    scores, samples = late(pool := Stopped()), responses("a", "abc")
+    with pytest.raises(KeyboardInterrupt):
+        scores.score(RULES, samples, Texts({}))
+    assert scores.score(RULES, samples, Texts({})).tolist() == [1, 3]
+    assert not pool.poll()
+
+
 def test_scorers_that_do_not_answer_end_the_run():
     with pytest.raises(SchedulerError, match="1 samples without a score"):
         late(Pool(silent=True)).score(RULES, responses("a"), Texts({}))

@@ -356,6 +356,19 @@ def test_a_run_without_a_policy_exports_its_reward_model_and_measures_held_out_p
     assert not (result.folder / "trained").exists()
 
 
+@fl.workflow
+def a_part_of_the_pairs(prompts: fl.Prompts, *, model: fl.RewardModel) -> None:
+    pairs = fl.Pairs.of(fl.where(prompts, row="a", one_of=range(50)))
+    model.update(pairs, loss=fl.loss.bradley_terry())
+
+
+def test_held_out_pairs_are_split_as_those_that_are_learned(tmp_path: Path):
+    config = {**CONFIGS["preferences"](tmp_path, steps=1), "workflow": None}
+    result = fl.run(a_part_of_the_pairs, config, display=WatchedDisplay())
+    first, *_ = RunFolder.open(result.folder).evaluations()
+    assert 0 < first.num < 8
+
+
 FAILING = """
 def reward(prompt, response, answer, row):
     if prompt.startswith("7") or len(response) == 5:

@@ -53,6 +53,7 @@ class LateScores:
             SchedulerError: nothing was answered for the stall timeout.
         """
         pool, payloads = self.pools[role], dict[SampleId, Payload]()
+        pool.poll()  # answers for a step that was given up are nobody's
         requests = []
         for place, payload in enumerate(samples.payloads):
             # Samples of two rollouts of the same prompts have the same ids.

@@ -150,7 +150,8 @@ class Stage:
         """Measures pairs with the models that the stage trains on pairs of the data.
 
         Args:
-            items: Rows with two responses, which no step has trained on.
+            items: Rows with two responses, which no step has trained on. Where `fl.where` splits
+                the rows of a stage, those are measured whose like it trains on.
             responses: Their responses.
 
         Returns:
@@ -160,12 +161,13 @@ class Stage:
         for rows in self._row_samples:
             if not rows.pairs:
                 continue
-            held_out = replace(rows, responses=responses)
+            held_out, source = replace(rows, responses=responses), parts.data_of(rows.prompts)
+            own = split_rows(parts.graph, {source: items})[rows.prompts]
             updates = [n for n in parts.graph.of_op(Op.UPDATE) if parts.made[n.id] == rows.node]
-            size = self._sources[rows.prompts].num
-            for start in range(0, len(items), size):
+            size = self._sources[source].num
+            for start in range(0, len(own), size):
                 step = StepBatch()
-                held_out.give(items[start : start + size], step)
+                held_out.give(own[start : start + size], step)
                 for node in updates:
                     margins = self._program.pair_margins(node, step)
                     if margins is not None:
