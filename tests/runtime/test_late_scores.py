@@ -92,6 +92,13 @@ def test_a_second_role_keeps_the_score_and_the_terms_of_the_first():
     assert (payload.score, dict(payload.terms)) == (3.0, {"length": 3.0, "other/length": 3.0})
 
 
+def test_a_sample_that_a_role_scores_in_two_sets_has_its_terms_once():
+    samples = responses("abc")
+    for _ in range(2):
+        assert late(Pool()).score(RULES, samples, Texts({})).tolist() == [3]
+    assert dict(samples.payloads[0].terms) == {"length": 3.0}
+
+
 def test_a_failed_reward_ends_the_run_or_has_the_configured_score():
     with pytest.raises(RewardError, match="is bad"):
         late(Pool()).score(RULES, responses("a", "bad"), Texts({}))

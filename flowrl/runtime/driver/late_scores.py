@@ -94,10 +94,11 @@ class LateScores:
             score = self.failures.score
         else:
             score, terms = result.score, result.terms
+        known = payload.terms
+        if role not in payload.scores:  # else it was scored in another set too, by the same terms
+            payload.terms = {
+                **known,
+                **{name if name not in known else f"{role}/{name}": x for name, x in terms.items()},
+            }
         payload.scores[role] = score
         payload.score = score if payload.score is None else payload.score
-        known = payload.terms
-        payload.terms = {
-            **known,
-            **{name if name not in known else f"{role}/{name}": x for name, x in terms.items()},
-        }
