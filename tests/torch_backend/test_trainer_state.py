@@ -281,6 +281,21 @@ def test_a_16_bit_average_does_not_stand_still_and_goes_on_bit_for_bit(
         torch.testing.assert_close(value, exact.bfloat16().float(), rtol=2**-7, atol=1e-6)
 
 
+def test_a_16_bit_average_begins_anew_with_weights_that_were_trained_since(
+    folder: Path, tmp_path: Path
+) -> None:
+    trainer_of(folder, seed=1).export(tmp_path / "other")
+    trainer = trainer_of(folder, seed=2, dtype="bfloat16")
+    trainer.load(tmp_path / "other", 0.5)
+    trainer.begin(SCHEDULE, num_updates=8)
+    train(trainer, range(1))
+    trained, loaded = numbers(trainer), numbers(trainer_of(folder, seed=1))
+    trainer.load(tmp_path / "other", 0.5)
+    for name, value in numbers(trainer).items():
+        exact = 0.5 * trained[name] + 0.5 * loaded[name]
+        assert torch.equal(value, exact.bfloat16().float())
+
+
 def test_a_reset_optimizer_begins_anew_with_the_schedule_going_on(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ class TorchTrainer:
     def begin(self, optimizer: AdamW, num_updates: int) -> None:
         """Starts a stage: a new optimizer; `num_updates` is the length of its schedule."""
         self._optimizer = self._new_optimizer(optimizer, num_updates)
+        self._average = Average()  # a later one begins with the weights that are trained now
 
     def _new_optimizer(self, spec: AdamW, num_updates: int) -> Optimizer:
         if not self._context.trainable:
