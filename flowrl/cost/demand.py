@@ -10,8 +10,13 @@ from itertools import combinations
 
 from flowrl.cost.memory import Phase
 from flowrl.graph.ir import Graph, Node, Op
-from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges, sampling_node
-from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.sample_sets import (
+    answered_prompts,
+    origin_of,
+    parents_of,
+    sample_edges,
+    sampling_node,
+)
 from flowrl.specs import Replay, RowCondition, Sampling, SelectSpec
 from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate

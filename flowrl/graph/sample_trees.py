@@ -21,24 +21,14 @@ from collections.abc import Iterator, Sequence
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import DType, Edge, Graph, Node, Op, Unit, node_error
-from flowrl.graph.sample_sets import SUBSETS, answered_prompts, origin_of, sample_sets
+from flowrl.graph.sample_sets import SUBSETS, answered_prompts, origin_of, parents_of, sample_sets
 from flowrl.graph.signatures import prompt_fields
 from flowrl.graph.streaming import streaming_nodes
 from flowrl.ids import RoleName
 from flowrl.specs import LossSpec, PromptsSpec
+from flowrl.specs.filters import Parsed
 
-__all__ = ["check_sample_trees", "data_prompts", "evaluated_role", "parents_of"]
-
-
-def parents_of(graph: Graph, maker: Node) -> Node | None:
-    """Returns the node that made the parents of a set; None where it answers prompts of data.
-
-    Args:
-        maker: The node that made the set.
-    """
-    prompts = answered_prompts(graph, maker)
-    edge = None if prompts is None else graph.feeding(prompts, "rollout")
-    return None if edge is None else graph.node(edge.src)
+__all__ = ["check_sample_trees", "data_prompts", "evaluated_role"]
 
 
 def data_prompts(graph: Graph, maker: Node) -> Node | None:
@@ -199,7 +189,9 @@ def _check_mean(graph: Graph, node: Node, receivers: Node, givers: Node) -> Iter
         yield node_error(
             node,
             f"{node.id} needs the values of all children, and '{givers.id}' has only some of them",
-            hint="take the mean before the filter or the selection",
+            hint="give each child a number: fl.parse(rollout, regex=..., otherwise=0.0)"
+            if isinstance(givers.attr("spec"), Parsed)
+            else "take the mean before the filter or the selection",
         )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Graph, Level, Node, Op, node_error
-from flowrl.graph.sample_sets import replay_before, sample_edges, sampling_nodes
-from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.sample_sets import parents_of, replay_before, sample_edges, sampling_nodes
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS
 from flowrl.specs import Sampling
 

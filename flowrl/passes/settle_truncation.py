@@ -127,7 +127,7 @@ def _reads(graph: Graph, node: Node, generate: Node) -> bool:
 def _refused(generate: Node, update: Node, changed: dict[str, str], context: Context) -> GraphError:
     key = context.train_key
     suggestions = [
-        f"set them in {key}.sampling or in the program",
+        f"write {neutral_options(changed)} in the program or in {key}.sampling",
         f"{key}.truncated=ignore trains with the bias",
     ]
     if set(changed) <= context.repeats_truncation.get(str(update.role), frozenset()):

@@ -19,8 +19,7 @@ from typing import TypeVar
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Op
-from flowrl.graph.sample_sets import sample_sets
-from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.sample_sets import parents_of, sample_sets
 from flowrl.graph.signatures import PROMPT, TURN, prompt_fields
 from flowrl.program.handles import Advantages, Mapped, Prompts, Rollout, Scores
 from flowrl.program.operation import (

@@ -12,8 +12,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import mean_prompt, phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.graph.sample_sets import JOINS, SUBSETS, answered_prompts
-from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.sample_sets import JOINS, SUBSETS, answered_prompts, parents_of
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape

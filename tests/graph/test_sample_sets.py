@@ -216,3 +216,42 @@ def test_the_way_out_of_mixed_samples_is_told_by_what_made_them():
         with pytest.raises(GraphError, match="for the samples of") as caught:
             program.trace()
         assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("select", "call"),
+    [
+        (lambda r, s: fl.select.parsed(r, regex="[0-9]"), "fl.select.parsed(rollout, regex=...)"),
+        (lambda r, s: fl.select.top(r, s, k=2), "rollout, scores = fl.select.top(rollout, scores)"),
+        (
+            lambda r, s: (fl.select.best_and_worst(*fl.filter.zero_variance(r, s)), s),
+            "pairs = fl.select.best_and_worst(rollout, scores)",
+        ),
+        (lambda r, s: (fl.where(r, row="a", equals=1), s), "fl.where((rollout, scores), row=...)"),
+    ],
+)
+def test_the_selection_that_scores_lack_is_named_as_it_is_called(select, call):
+    @fl.workflow
+    def selected(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = judge.score(rollout)
+        rollout, scores = fl.filter.zero_variance(rollout, scores)
+        actor.update(select(rollout, scores)[0], scores, loss=fl.loss.reinforce())
+
+    with pytest.raises(GraphError, match="for the samples of") as caught:
+        selected.trace()
+    assert call in caught.value.hint
+
+
+@pytest.mark.parametrize("narrower", [lambda *of: of, fl.filter.zero_variance])
+def test_scores_of_another_policy_of_an_episode_are_to_be_its_own(narrower):
+    @fl.workflow
+    def swapped(prompts: fl.Prompts, pro: fl.Policy, con: fl.Policy, court: fl.Environment):
+        (mine, my_scores), (theirs, scores) = fl.interact((pro, con), court, prompts, max_turns=4)
+        mine, my_scores = narrower(mine, my_scores)
+        pro.update(mine, scores)
+        con.update(theirs, my_scores)
+
+    with pytest.raises(GraphError, match="for the samples of") as caught:
+        swapped.trace()
+    assert "(pro, pro_scores), (con, con_scores) = fl.interact((pro, con)" in caught.value.hint

@@ -13,7 +13,8 @@ from flowrl.cost.demand import samples_per_prompt
 from flowrl.errors import GraphError, TraceError
 from flowrl.graph import Op, graph_from_json, graph_to_json, parse, sample_sets
 from flowrl.graph.ir import format_graph
-from flowrl.graph.sample_trees import data_prompts, parents_of
+from flowrl.graph.sample_sets import parents_of
+from flowrl.graph.sample_trees import data_prompts
 from flowrl.specs.prompts import PromptTemplate
 
 CRITIQUE = "{prompt}{response}\nCritique:"
@@ -179,6 +180,33 @@ MISUSES = {
         ),
         "take the values before it",
     ),
+    "values of children for parents": (
+        lambda of: answer(of, fl.select.top(of["draft"], of["scores"])[0]),
+        "gives to 'critic.generate' first: fl.mean_of_children(...)",
+    ),
+    "values of children for grandparents": (
+        lambda of: answer(
+            of,
+            fl.select.top(of["draft"], of["judge"].score(generated(of, of["critique"])))[0],
+        ),
+        "fl.mean_of_children(fl.mean_of_children(...))",
+    ),
+    "values of parents for children": (
+        lambda of: answer(of, fl.select.top(of["critique"], of["draft_scores"])[0]),
+        "gives to 'critic.generate.2' first: fl.parent(..., of=rollout)",
+    ),
+    "lengths of children for parents": (
+        lambda of: fl.log(
+            "long", fl.shaping.soft_overlong(of["scores"], of["draft"], max_tokens=8, buffer=4)
+        ),
+        "gives to 'critic.generate' first: fl.mean_of_children(...)",
+    ),
+    "children that state a number": (
+        lambda of: fl.log(
+            "mean", fl.mean_of_children(fl.select.parsed(of["critique"], regex="[0-9]")[1])
+        ),
+        "fl.parse(rollout, regex=..., otherwise=0.0)",
+    ),
     "some children": (
         lambda of: fl.log(
             "mean",
@@ -204,7 +232,7 @@ MISUSES = {
     ),
     "children together with parents": (
         lambda of: fl.log("sum", fl.weighted_sum((of["draft_scores"], 1.0), (of["scores"], 1.0))),
-        "rollouts of the same prompts",
+        "take what 'judge.score.2' gives to 'critic.generate' first: fl.mean_of_children(...)",
     ),
 }
 

@@ -25,8 +25,7 @@ from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node, Op
-from flowrl.graph.sample_sets import sampling_node
-from flowrl.graph.sample_trees import parents_of
+from flowrl.graph.sample_sets import parents_of, sampling_node
 from flowrl.ids import NodeId
 from flowrl.plan.options import ENGINES, TRAINERS, EnvironmentRequest, Library
 from flowrl.plan.request import PlanRequest, RoleRequest

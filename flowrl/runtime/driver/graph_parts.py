@@ -23,8 +23,8 @@ from flowrl.backend.plugin import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op, results, sample_sets
 from flowrl.graph.ir import sums_of
-from flowrl.graph.sample_sets import JOINS, SUBSETS, sample_edges
-from flowrl.graph.sample_trees import data_prompts, evaluated_role, parents_of
+from flowrl.graph.sample_sets import JOINS, SUBSETS, parents_of, sample_edges
+from flowrl.graph.sample_trees import data_prompts, evaluated_role
 from flowrl.graph.streaming import is_rule_score, streaming_nodes
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import LossSpec
