@@ -137,6 +137,13 @@ def _check_backend(
             expected=f"a backend that offers {_offering(kind)}",
             hint=_other_kind(name, kind, capabilities),
         )
+    if kind is Environment and role_backends.roles[name].environment is None:
+        raise ConfigError(
+            f"role {name!r} is an environment, and its class is not named",
+            where=f"{stage.workflow.source} and {role_backends.loaded.where(f'roles.{name}')}",
+            expected="FILE.py:NAME or module:NAME",
+            hint=f"set roles.{name}.environment=FILE.py:NAME",
+        )
     head = head_of(kind)
     if kind in _MODELS and head not in capabilities.heads:
         raise ConfigError(

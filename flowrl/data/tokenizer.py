@@ -81,7 +81,7 @@ class Tokenizer:
     ) -> None:
         self._fast = fast
         self._pieces = tokenizer_of_pieces(fast)
-        self._alphabet_key = alphabet_key
+        self.alphabet_key = alphabet_key
         self._chat = chat
         self._folder = folder
         self.end_id = end_id
@@ -287,16 +287,19 @@ class Tokenizer:
         inside = (ids >= 0) & (ids < self.vocab_size)
         return ~(inside & self._has_token[np.where(inside, ids, 0)])
 
+    def unknown(self, text: str) -> list[str]:
+        """Returns the characters of a text that the tokenizer does not know."""
+        return [] if self._characters is None else sorted(set(text) - self._characters)
+
     def check(self, text: str) -> None:
         """Checks that the tokenizer knows every character of a text.
 
         Raises:
             DataError: The text has a character that it does not know.
         """
-        if self._characters is None or self._characters.issuperset(text):
+        strange, key = self.unknown(text), self.alphabet_key
+        if not strange:
             return
-        strange = sorted(set(text) - self._characters)
-        key = self._alphabet_key
         raise DataError(
             "the text has characters that the tokenizer does not know",
             found=" ".join(map(repr, strange[:8])),

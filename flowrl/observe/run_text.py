@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary, overlapping_work
+from flowrl.specs import RowCondition
 from flowrl.wording import counted
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "one_line",
     "pick_samples",
     "policy_drift",
+    "remover_text",
     "reward_terms",
     "stale_samples",
     "step_line",
@@ -173,6 +176,18 @@ def logged_numbers(metrics: StepMetrics, logged: Sequence[str]) -> list[str]:
     return [f"{name} {found[name]:.4g}" for name in logged if name in found]
 
 
+def remover_text(text: str) -> str:
+    """Returns what removed groups as a program calls it: `filter.difficulty(low=0, high=1)`.
+
+    Args:
+        text: Its text in the graph.
+    """
+    spec = parse_attr(text)
+    if isinstance(spec, RowCondition):
+        return f"where({spec.described})"
+    return text.replace(":", ".", 1)
+
+
 def step_line(
     metrics: StepMetrics, steps: int, eta_s: float | None, logged: Sequence[str] = ()
 ) -> str:
@@ -196,7 +211,8 @@ def step_line(
     elif metrics.num_samples == 0 and not metrics.filtered_groups:
         parts.append("no update")
     elif metrics.num_samples == 0:
-        by = " and ".join(spec.partition(":")[2] for spec in metrics.filtered_by)
+        removers = map(remover_text, metrics.filtered_by)
+        by = " and ".join(each.removeprefix("filter.").removeprefix("select.") for each in removers)
         groups = counted(metrics.filtered_groups, "group")
         parts.append(f"no update, all {groups} filtered" + (f" by {by}" if by else ""))
     if metrics.grad_norm is not None:

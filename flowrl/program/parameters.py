@@ -17,7 +17,7 @@ from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.program.sets import Examples, Pairs
 from flowrl.specs import Scalar
 from flowrl.specs.names import kind_called, missing_name
-from flowrl.wording import listing, one_of_them
+from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = [
     "ROLE_KINDS",
@@ -291,7 +291,8 @@ def bind_arguments(
                 f"workflow '{workflow}' has no argument '{name}'",
                 where=f"args.{name}",
                 expected=f"one of {listing(names)}" if names else "no arguments",
-                hint=one_of_them(name, names) if names else f"leave args.{name} out",
+                hint=suggestion(name, names)
+                or f"remove args.{name}; args=null removes all arguments that a file gives",
             )
     values: dict[str, Scalar] = {}
     for argument in arguments:

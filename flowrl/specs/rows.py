@@ -39,6 +39,19 @@ class RowCondition(Spec):
         """The values."""
         return tuple(json.loads(self.values))
 
+    @property
+    def each(self) -> tuple[Self, ...]:
+        """A condition for each of the values, which rows meet that have it."""
+        return tuple(self.of(self.field, [value], excluded=False) for value in self.listed)
+
+    @property
+    def described(self) -> str:
+        """The condition as a reader writes it: `kind='maths'`."""
+        if len(self.listed) == 1:
+            return f"{self.field}{'!=' if self.excluded else '='}{self.listed[0]!r}"
+        among = ", ".join(map(repr, self.listed))
+        return f"{self.field} {'not ' if self.excluded else ''}in [{among}]"
+
     def accepts(self, value: object) -> bool:
         """Returns True if a row with this value in the field is kept."""
         # True is no 1, and 1 no True.

@@ -70,6 +70,13 @@ def test_an_environment_needs_a_backend_that_offers_one():
     assert error.expected == "a backend that offers environment: environment"
 
 
+def test_an_environment_without_a_class_is_refused_by_plans_too():
+    error = refused(programs.play, with_roles(game={"backend": "environment"}))
+    assert error.what == "role 'game' is an environment, and its class is not named"
+    assert "roles.game" in error.where
+    assert error.hint == "set roles.game.environment=FILE.py:NAME"
+
+
 def test_a_critic_needs_a_backend_with_value_heads(monkeypatch):
     torch_with(monkeypatch, heads=frozenset({"lm"}))
     error = refused(programs.ppo, with_roles(critic={"copy_of": "actor"}))

@@ -27,6 +27,7 @@ def options(
     [
         ({"sise": 1}, "args.sise", "did you mean 'size'?"),
         ({"zzz": 1}, "args.zzz", "one of lr, size, flag, name"),
+        ({"zzz": None}, "args.zzz", "remove args.zzz; args=null removes all arguments that a file"),
         ({"lr": "fast"}, "args.lr", "found: 'fast' (str); expected: float"),
         ({"size": 1.5}, "args.size", "expected: int or null"),
         ({"size": True}, "args.size", "True (bool)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import flowrl as fl
 from flowrl.config.roles import RoleConfig
 from flowrl.program import Workflow
 from flowrl.runtime.local.run_checks import require_runnable
+from flowrl.runtime.setup.user_inputs import RunInputs
 from flowrl.sim.rollouts_of_plan import player_of
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
@@ -36,12 +38,33 @@ def modelled_data(pairs: fl.Pairs, model: fl.RewardModel):
     model.update(pairs, loss=fl.loss.bradley_terry())
 
 
+@fl.workflow
+def unknown_part(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rest = actor.generate(fl.where(prompts, row="kind", none_of=["plain", "carry"]))
+    part = actor.generate(fl.where(prompts, row="kind", equals="math"))
+    rollout, scores = fl.concat((rest, verifier.score(rest)), (part, verifier.score(part)))
+    actor.update(rollout, scores)
+
+
+@fl.workflow
+def mistyped_value(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(fl.where(prompts, row="kind", one_of=["carry", "plane"]))
+    actor.update(rollout, verifier.score(rollout))
+
+
+@fl.workflow
+def unknown_template(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    draft = actor.generate(prompts)
+    better = actor.generate(fl.prompts_of(draft, template="{prompt}{response}Better: "), n=2)
+    actor.update(better, verifier.score(better))
+
+
 def refused(runs: Path, workflow: Workflow, **changes: Any) -> str:
     """The message of a run that is refused and leaves nothing behind."""
     config = {**tiny_config(runs), "args": {}, "stages": ["last"], "stage": {}, **changes}
     config["roles"]["judge"] = {"backend": "verify"}
     compiled = fl.compile(workflow, config)
-    with pytest.raises(fl.ConfigError) as caught:
+    with pytest.raises(fl.FlowError) as caught:
         compiled.run(display=WatchedDisplay())
     assert not runs.exists()
     return str(caught.value)
@@ -86,6 +109,29 @@ def test_parts_by_row_are_of_steps_whose_prompts_are_known(
     message = refused(tmp_path / "runs", workflow, train={**config["train"], **train})
     assert re.search(says, message)
     assert "test_runnable.py:" in message
+
+
+def test_a_part_that_no_row_is_in_is_refused_with_the_values_and_an_empty_rest_is_not(
+    tmp_path: Path,
+):
+    message = refused(tmp_path / "runs", unknown_part)
+    assert re.search(r"test_runnable.py:\d+: no row has kind='math'\n", message)
+    assert re.search(r"found: '(plain', 'carry|carry', 'plain)' in 'kind' of arithmetic", message)
+
+
+def test_characters_of_a_template_that_the_tokenizer_lacks_are_no_fault_of_a_row(tmp_path: Path):
+    message = refused(tmp_path / "runs", unknown_template)
+    assert re.match(r"\S*test_runnable.py:\d+: the template has characters", message)
+    assert "' ' ':' 'B' 'e' 'r' 't'" in message
+    assert "add them to roles.actor.tokenizer.alphabet, or write the template with" in message
+
+
+def test_values_that_no_row_has_are_noted_beside_those_of_others(tmp_path: Path):
+    config = {**tiny_config(tmp_path / "runs"), "args": {}, "stages": ["last"], "stage": {}}
+    compiled = fl.compile(mistyped_value, config)
+    with closing(RunInputs(compiled.config, compiled.stages)) as inputs:
+        (note,) = inputs.prepared_inputs.notes
+    assert "no row has kind='plane'" in note
 
 
 def test_data_and_parts_by_row_are_scored_by_rules_and_by_models(tmp_path: Path):

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from flowrl.graph.ir import format_attr
 from flowrl.observe.rows import StepMetrics
+from flowrl.observe.run_text import step_line
 from flowrl.runtime.driver.run_summary import IDLE_STEPS, StepWarnings
+from flowrl.specs import RowCondition
 
 
 def told(*steps: StepMetrics) -> list[str]:
@@ -71,6 +74,14 @@ def test_every_filter_and_selection_is_named_as_a_program_writes_it(by: str, rul
     assert f"fl.{by.replace(':', '.')} removed" in said
     assert rule in said
     assert hint in said
+
+
+def test_a_part_by_row_is_named_by_its_field_and_values():
+    by = {format_attr(RowCondition.of("kind", ["maths"], excluded=False)): 64}
+    (said,) = told(*(replace(idle(step), filtered_by=by) for step in range(1, 4)))
+    assert "fl.where(kind='maths') removed all of their groups (the rows of these have" in said
+    line = step_line(replace(idle(1), filtered_by=by), 1, None)
+    assert "groups filtered by where(kind='maths')" in line
 
 
 def test_several_removers_are_all_named_and_the_first_one_explained():

@@ -19,6 +19,7 @@ from flowrl.algo.cuts import prefix_length
 from flowrl.backend.batch import Ints
 from flowrl.data import PromptItem, Row, Tokenizer
 from flowrl.data.templates import field_text
+from flowrl.errors import DataError
 from flowrl.graph import Node
 from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.driver.payloads import Payload
@@ -57,6 +58,7 @@ class ChildPrompts:
     def __init__(self, node: Node, tokenizer: Tokenizer) -> None:
         spec = node.attr("spec")
         assert isinstance(spec, PromptTemplate | CutSpec)
+        self._source = str(node.source or node.id)
         self._key = f"template of {node.id} ({node.source})"
         self._tokenizer = tokenizer
         self._cut = spec if isinstance(spec, CutSpec) else None
@@ -68,6 +70,23 @@ class ChildPrompts:
     def reads_groups(self) -> bool:
         """True if a prompt is made of two samples of a group, and `items` needs whole groups."""
         return self._further is not None
+
+    def require_known_template(self) -> None:
+        """Checks that the tokenizer knows the characters of the template itself.
+
+        Raises:
+            DataError: it has a character that the tokenizer does not know.
+        """
+        literals = [each for part in self._parts if isinstance(part, tuple) for each in part[::2]]
+        strange, key = self._tokenizer.unknown("".join(literals)), self._tokenizer.alphabet_key
+        if strange:
+            raise DataError(
+                "the template has characters that the tokenizer does not know",
+                where=self._source,
+                found=" ".join(map(repr, strange[:8])),
+                hint=(f"add them to {key}, or " if key else "")
+                + "write the template with characters that it knows",
+            )
 
     def items(self, rows: Sequence[tuple[SampleId, Payload]]) -> list[PromptItem]:
         """Returns the prompts of samples' children, whose groups have the samples' ids.

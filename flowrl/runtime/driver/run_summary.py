@@ -15,7 +15,9 @@ from flowrl.errors import CheckpointError
 from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import EvaluationRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder, installed_versions
+from flowrl.observe.run_text import remover_text
 from flowrl.runtime.driver.step_report import UNNAMED_TOKENS, StepResult
+from flowrl.specs import RowCondition
 from flowrl.specs.filters import Difficulty, Threshold
 from flowrl.wording import counted, percent
 
@@ -289,7 +291,7 @@ class StepWarnings:
         if not self._once(stage, "idle"):
             return
         removers = [parse_attr(text) for text in metrics.filtered_by]
-        called = " and ".join(f"fl.{text.replace(':', '.', 1)}" for text in metrics.filtered_by)
+        called = " and ".join(f"fl.{remover_text(text)}" for text in metrics.filtered_by)
         rule, hint = _removal(removers[0] if removers else None, metrics.reward_mean)
         self._warn(
             f"{stage} step {metrics.step}: {IDLE_STEPS} steps in a row were left without samples, "
@@ -343,6 +345,10 @@ def _removal(spec: object, mean: float | None) -> tuple[str, str]:
         case Threshold(at_least=at_least):
             return f"it keeps samples that score at least {at_least:g}; these scored less{at}", (
                 "Write a lower at_least, or train the policy on examples for longer first"
+            )
+        case RowCondition():
+            return "the rows of these have other values", (
+                "A greater train.prompts_per_step takes such rows more often"
             )
         case _:
             return f"the samples of each score alike{at}", (

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from flowrl.ids import NodeId, RoleName
 from flowrl.rollout.policies import WeightedShares
 from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
+from flowrl.runtime.driver.texts import row_value
 from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.evaluation import evaluated_rollout
 from flowrl.runtime.setup.prepared_inputs import (
@@ -51,6 +53,8 @@ from flowrl.runtime.setup.rollouts import (
     train_key,
 )
 from flowrl.runtime.setup.scorers import OpenScorers
+from flowrl.specs import RowCondition
+from flowrl.wording import listing
 
 __all__ = ["PromptShares", "RunInputs", "shares_of"]
 
@@ -151,6 +155,7 @@ class RunInputs:
             if models is None:
                 models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowrl-")))
             self.prepared_inputs = self._prepared_inputs(models)
+            self._require_values_of_splits()
             self._require_context_length()
             self._count_steps()
             for stage in stages:
@@ -210,6 +215,41 @@ class RunInputs:
         """Tokens of the longest sample of any stage."""
         return max(stage.plan.sizes.max_length for stage in self.stages)
 
+    def _require_values_of_splits(self) -> None:
+        """Checks that a part of the data has rows, and notes values of it that no row has.
+
+        The rest of the data, `none_of`, may be empty.
+
+        Raises:
+            DataError: no row has a value that `fl.where` asks for, or one lacks the field.
+        """
+        train = self.prepared_inputs.train
+        for node in (node for graph in self._graphs for node in graph.of_op(Op.WHERE)):
+            spec, where = node.attr("spec"), str(node.source or node.id)
+            assert isinstance(spec, RowCondition)
+            missing = () if spec.excluded else spec.each
+            found: dict[str, None] = {}
+            for prompt in train.prompts:
+                if not missing:
+                    break
+                value = row_value(prompt.row, spec.field, reader=where)
+                missing = tuple(each for each in missing if not each.accepts(value))
+                found[repr(value)] = None
+            if not missing:
+                continue
+            error = DataError(
+                f"no row has {' or '.join(each.described for each in missing)}",
+                where=where,
+                found=f"{listing(islice(found, 8))}{', ...' if len(found) > 8 else ''} in "
+                f"{spec.field!r} of {train.source}",
+                hint="compare with a value that rows have, or give the rows this one; a role of a "
+                "list has the name that stands in `bind`",
+            )
+            if missing == spec.each:
+                raise error
+            notes = (*self.prepared_inputs.notes, f"{where}: {error.what}, found {error.found}")
+            self.prepared_inputs = replace(self.prepared_inputs, notes=notes)
+
     def _require_context_length(self) -> None:
         """Checks that every response that may be generated fits after its prompt."""
         prompts = self.prepared_inputs.train.prompts
@@ -250,6 +290,7 @@ class RunInputs:
         assert part.prompts is not None
         owner = self._use.owner(role_of(part.generate_node))
         made = ChildPrompts(part.prompts, self.prepared_inputs.models[owner].tokenizer)
+        made.require_known_template()
         bounds = []
         for prompt, bound in zip(self.prepared_inputs.train.prompts, parents, strict=True):
             try:
