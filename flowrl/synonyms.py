@@ -116,12 +116,23 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "reference": "ref reflogprobs referencelogprobs",
         "rewards": "score scores reward",
         "every": "interval frequency period",
-        "train.mini_batches in the config": "epochs minibatches steps",
+        "train.mini_batches in the config": "minibatches",
+        "train.mini_batches in the config, or a loop: for _ in range(3): role = role.update(...)": (
+            "epochs steps numupdates"
+        ),
+        "reference.sync(actor, decay=0.99) for an average of the actor's weights": (
+            "decay ema polyak tau"
+        ),
         "train.optimizer.learning_rate in the config, or roles.NAME.optimizer for one role": (
             "lr learningrate"
         ),
     },
-    "sync()": {"every": "interval steps frequency period"},
+    "score()": {
+        "prm: fl.RewardModel in the parameters: a model scores each token or step": (
+            "per separator pertoken perstep"
+        ),
+    },
+    "sync()": {"decay": "ema polyak", "every": "interval steps frequency period"},
     "weighted_sum()": {
         "each weight next to its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))": (
             "weight weights coefficients"

@@ -21,7 +21,8 @@ from flowrl.config.rewards import OverlongTerm
 from flowrl.config.roles import FreshModel
 from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.graph.sample_sets import answered_prompts, origin_of, sample_edges
+from flowrl.graph.sample_sets import answered_prompts, origin_of, parents_of, sample_edges
+from flowrl.ids import NodeId
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling
 from flowrl.specs.filters import SelectSpec, ZeroVariance
 from flowrl.specs.prompts import PromptTemplate
@@ -90,8 +91,8 @@ def generates_before(graph: Graph, node: Node) -> Iterator[Node]:
     yield from (generate for generate in graph.of_op(Op.GENERATE) if generate.id in seen)
 
 
-def _alone_before(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yields the generations before a node whose samples have the groups of a prompt to themselves.
+def _sets_of_groups(graph: Graph, node: Node) -> tuple[list[Node], Counter[NodeId | None]]:
+    """Returns the sets whose samples a node's groups have, and how many answer the same prompts.
 
     Groups of `fl.concat` have the samples of all its sets that answer the prompt.
     """
@@ -99,11 +100,17 @@ def _alone_before(graph: Graph, node: Node) -> Iterator[Node]:
     maker = origin_of(graph, graph.node(sets[node.id]))
     joined = sample_edges(graph, maker) if maker.op is Op.CONCAT else ()
     # Parts of one rollout do not meet: they are of different rows.
-    parts = dict.fromkeys(origin_of(graph, graph.node(sets[edge.src])).id for edge in joined)
-    asked = Counter(answered_prompts(graph, graph.node(part)) for part in parts)
+    parts = [origin_of(graph, graph.node(sets[edge.src])) for edge in joined] or [maker]
+    parts = list({part.id: part for part in parts}.values())
+    return parts, Counter(answered_prompts(graph, part) for part in parts)
+
+
+def _alone_before(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yields the generations before a node whose samples have the groups to themselves."""
+    parts, asked = _sets_of_groups(graph, node)
     meeting = {
         generate.id
-        for part in map(graph.node, parts)
+        for part in parts
         if (prompts := answered_prompts(graph, part)) is not None and asked[prompts] > 1
         for generate in graph.generators_of(part)
     }
@@ -157,11 +164,35 @@ def _groups_suffice(stage: LoweredStage, role_backends: RoleBackends) -> Problem
             if size is None or size.value > 1 or generate.id in reported:
                 continue
             reported.add(generate.id)
+            hint = size.become(2)
+            if parents_of(stage.graph, generate) is not None:
+                hint += (
+                    "; or compare the parents with each other: fl.mean_of_children(scores), and "
+                    "fl.parent(advantages, of=rollout) takes the result back"
+                )
             yield ConfigError(
                 f"{node.id} {reason}, but {size.written} gives each prompt a group of one",
                 where=_places(size.where, _line(node)),
                 expected="at least 2 samples a prompt",
-                hint=size.become(2),
+                hint=hint,
+            )
+
+
+def _examples_meet_samples(stage: LoweredStage, role_backends: RoleBackends) -> Problems:
+    """Checks that examples that are compared in groups answer the prompts of other samples."""
+    graph = stage.graph
+    for node in graph.nodes:
+        reason = _needs_two(node)
+        parts, asked = _sets_of_groups(graph, node) if reason else ([], Counter())
+        for part in parts:
+            prompts = answered_prompts(graph, part)
+            if part.attr("data") != "examples" or (prompts is not None and asked[prompts] > 1):
+                continue
+            yield ConfigError(
+                f"{node.id} {reason}, and no other samples answer the prompts of '{part.id}'",
+                where=_places(_line(part), _line(node)),
+                expected="several samples a prompt",
+                hint="join them with a rollout of the same prompts: fl.Examples.of(prompts)",
             )
 
 
@@ -295,6 +326,7 @@ def _episodes_fit(stage: LoweredStage, role_backends: RoleBackends) -> Problems:
 
 _CHECKS: tuple[Callable[[LoweredStage, RoleBackends], Problems], ...] = (
     _groups_suffice,
+    _examples_meet_samples,
     _selections_leave_some,
     _pairs_stay_whole,
     _responses_may_stop,

@@ -97,7 +97,7 @@ def _rule(name: str, template: str | None, opponent: int | None, cut: object) ->
         if opponent is not None:
             check_whole(name, "opponent", opponent)
         text = PromptTemplate(text=template, opponent=opponent)  # type: ignore[arg-type]
-        return check_spec(name, text, argument="template")
+        return check_spec(name, text)
     if not isinstance(cut, CutSpec):
         expected = "fl.cut.at(tokens), fl.cut.share(share) or fl.cut.least_likely()"
         raise refuse_argument(name, "cut", cut, expected)

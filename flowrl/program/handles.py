@@ -349,8 +349,8 @@ class TokenRewards(Numbers):
     __slots__ = ()
     kind = "the token rewards"
     comes_from = (
-        'token rewards come from prm.score(rollout, per="token"), or from a map that gives '
-        "token_reward"
+        'token rewards come from prm.score(rollout, per="token") of an fl.RewardModel, or from a '
+        "map that gives token_reward"
     )
     _shown = "print(token_rewards.value.sum())"
 

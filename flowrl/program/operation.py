@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import called
@@ -48,6 +49,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _H = TypeVar("_H", bound=Handle)
 _S = TypeVar("_S", bound=Spec)
+
+_MOST_OTHERS = 3
+"""Functions that a hint names."""
 
 
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -91,7 +95,7 @@ def bad_call(
     short, names = name.rpartition(".")[2], arguments_of(function)
     hint = argument_hint(short, unknown[0], names) if unknown else None
     if hint is None and unknown and "missing" not in problem:
-        hint = f"leave {unknown[0]} out"
+        hint = f"leave {unknown[0]} out" + _others_with(function, unknown[0])
     elif hint is None:
         written = name if name.startswith("fl.") else short
         hint = f"write {written}({_needed(function)})"
@@ -103,6 +107,15 @@ def bad_call(
         expected=f"arguments {', '.join(names)}",
         hint=hint,
     )
+
+
+def _others_with(function: Callable[..., object], argument: str) -> str:
+    """Returns the functions of the same family that take an argument, where they are few."""
+    module = function.__module__
+    own: dict[str, Any] = vars(sys.modules[module]) if module in MODULES else {}
+    names = [name for name in own.get("__all__", ()) if inspect.isfunction(own.get(name))]
+    others = [f"{MODULES[module]}.{name}" for name in names if argument in arguments_of(own[name])]
+    return f", or use {' or '.join(others)}" if 0 < len(others) <= _MOST_OTHERS else ""
 
 
 def _needed(function: Callable[..., object]) -> str:
@@ -191,7 +204,11 @@ def _describe(value: object) -> str:
         return f"{value.kind} of '{value.node}'"
     if isinstance(value, Spec):
         return str(value)
-    if isinstance(value, tuple) and value and all(isinstance(each, Handle) for each in value):
+    if (
+        isinstance(value, tuple | list)
+        and value
+        and all(isinstance(each, Handle) for each in value)
+    ):
         return " and ".join(map(_describe, value))
     described = getattr(value, "described", None)
     return described if isinstance(described, str) else f"{value!r} ({type(value).__name__})"
@@ -218,6 +235,13 @@ _MAPPED: Mapping[type[Handle], str] = {
 def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Advantages) and kind is Scores:
         return "pass it by name: advantages=..."
+    if isinstance(value, Rollout) and kind is Scores:
+        return (
+            "scores come from reward.score(rollout); those that a judge's answers state, from "
+            "fl.parse(rollout, regex=..., otherwise=0.0)"
+        )
+    if isinstance(value, list) and value and all(isinstance(each, kind) for each in value):
+        return "it takes one of them: call it once for each"
     if isinstance(value, Rollout) and kind is Prompts:
         return (
             "to answer samples, make prompts of them: "
@@ -243,7 +267,7 @@ def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     return kind.comes_from
 
 
-_ARGUMENTS = {"kl_coefficient": "kl"}
+_ARGUMENTS = {"kl_coefficient": "kl", "text": "template"}
 """Fields of specifications, and the arguments of operations that have another name."""
 
 

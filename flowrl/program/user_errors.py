@@ -131,6 +131,12 @@ def _say_how_it_is_called(error: TypeError, message: TraceError) -> None:
         if str(error) == f"'{kind.__name__}' object is not callable":
             message.what = f"{kind.kind} is a role, and no function to call"
             message.hint = f"call an operation of it: {listing(_operations(kind))}"
+        elif (
+            kind.learns
+            and str(error).startswith("unsupported operand")
+            and (f"'{kind.__name__}'" in str(error))
+        ):
+            message.hint = "weights are averaged by reference.sync(actor, decay=0.99)"
     refused = _MISUSED.match(str(error))
     families = {"fl.loss": loss, "fl.kl": kl, "fl.grammar": grammar}
     functions = {

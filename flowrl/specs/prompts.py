@@ -78,8 +78,10 @@ class PromptTemplate(PromptsSpec):
         if "response" not in self.names:
             yield "text", self.text, "a template with the {response} of each sample"
         elif ("opponent" in self.names) != (self.opponent is not None):
-            what = "with" if self.opponent is not None else "without opponent= also without"
-            yield "text", self.text, f"a template {what} the {{opponent}} of each sample"
+            if self.opponent is None:
+                yield "opponent", None, "opponent=1, since the template has an {opponent}"
+            else:
+                yield "text", self.text, "a template with the {opponent} of each sample"
         elif "prompt" in self.names[1 if self.begins_with_prompt else 0 :]:
             yield (
                 "text",

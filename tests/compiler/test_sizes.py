@@ -165,6 +165,43 @@ def test_samples_that_a_join_puts_into_one_group_are_compared_with_each_other(tm
         fl.compile(split, config)
 
 
+def test_a_group_of_one_child_is_shown_how_parents_are_compared(tmp_path):
+    @fl.workflow
+    def revised(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        draft = actor.generate(prompts)
+        revision = actor.generate(fl.prompts_of(draft, template="{prompt}{response}+"), n=1)
+        relative = fl.advantage.group_relative(verifier.score(revision))
+        actor.update(revision, advantages=relative)
+
+    config = tiny_config(tmp_path) | {"stages": ["last"], "stage": {}, "args": {}}
+    with pytest.raises(ConfigError, match="a group of one") as caught:
+        fl.compile(revised, config)
+    assert "fl.mean_of_children(scores)" in caught.value.hint
+
+
+@pytest.mark.parametrize("of_prompts", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_examples_are_compared_with_samples_of_the_same_prompts(tmp_path, of_prompts, alone):
+    def mixed(prompts: fl.Prompts, examples: fl.Examples, actor: fl.Policy, verifier: fl.Reward):
+        solutions = fl.Examples.of(prompts) if of_prompts else examples
+        rollout = actor.generate(prompts)
+        fl.log("score", verifier.score(rollout))
+        sets = (solutions,) if alone else (rollout, solutions)
+        scored = [(each, verifier.score(each)) for each in sets]
+        given = scored[0] if alone else fl.concat(*scored, missing_logprob=0.0)
+        if of_prompts:
+            actor.update(examples)
+        actor.update(*given, loss=fl.loss.reinforce())
+
+    config = tiny_config(tmp_path) | {"stages": ["last"], "stage": {}, "args": {}}
+    if of_prompts and not alone:
+        fl.compile(fl.workflow(mixed), config)
+        return
+    with pytest.raises(ConfigError, match="no other samples answer the prompts of") as caught:
+        fl.compile(fl.workflow(mixed), config)
+    assert "fl.Examples.of(prompts)" in caught.value.hint
+
+
 def test_an_advantage_that_compares_no_group_takes_groups_of_one(tmp_path, monkeypatch):
     reinforce = "reinforce_pp(scores, rollout)"
     message(tmp_path, monkeypatch, "train.group_size=1", advantage=reinforce, fits=True)

@@ -77,6 +77,68 @@ def test_what_an_update_lacks_is_told_before_logprobs_that_nothing_uses():
     assert "needs 'reference' logprobs" in error.what
 
 
+def test_pairs_without_a_loss_are_shown_one_before_logprobs_that_nothing_uses():
+    def program(prompts: fl.Prompts, actor: fl.Policy, before: fl.Policy):
+        pairs = fl.pair(preferred=fl.Examples.of(prompts), other=before.generate(prompts, n=1))
+        actor.update(pairs, reference=before.logprobs(pairs))
+
+    assert refusal(program).hint == "pass loss=fl.loss.dpo(0.1)"
+
+
+def test_samples_without_rewards_may_be_imitated():
+    def program(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        good, _ = fl.select.threshold(rollout, judge.score(rollout), at_least=1.0)
+        actor.update(good)
+
+    assert "loss=fl.loss.cross_entropy()" in refusal(program).hint
+
+
+def test_rewards_of_examples_with_a_rollout_ask_for_the_logprob_that_examples_have():
+    def program(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        sets = actor.generate(prompts), fl.Examples.of(prompts)
+        actor.update(*fl.concat(*((each, judge.score(each)) for each in sets)))
+
+    error = refusal(program)
+    assert "cross-entropy" not in error.what
+    assert "fl.concat(..., missing_logprob=0.0)" in error.hint
+
+
+def test_weights_in_a_sum_are_answered_with_the_average_that_sync_takes():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy):
+        reference = 0.99 * reference + 0.01 * actor
+
+    assert "reference.sync(actor, decay=0.99)" in refusal(program).hint
+
+
+def test_a_rollout_in_the_place_of_scores_is_to_be_scored_or_parsed():
+    def program(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Policy):
+        rollout = actor.generate(prompts)
+        duel = "{response}{opponent}"
+        fl.win_rate(judge.generate(fl.prompts_of(rollout, template=duel, opponent=1), n=1))
+
+    assert "fl.parse(rollout, regex=..., otherwise=0.0)" in refusal(program).hint
+
+
+def test_token_rewards_come_from_a_reward_model():
+    def program(prompts: fl.Prompts, actor: fl.Policy, prm: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = prm.score(rollout)
+        fl.advantage.reinforce_pp(scores, rollout, token_rewards=scores)
+
+    assert "of an fl.RewardModel" in refusal(program).hint
+
+
+def test_a_list_of_handles_is_described_and_passed_one_by_one():
+    def program(prompts: fl.Prompts, actor: fl.Policy, teachers: list[fl.Policy]):
+        rollout = actor.generate(prompts)
+        fl.advantage.distill(rollout, teacher=[t.logprobs(rollout) for t in teachers])
+
+    error = refusal(program)
+    assert error.found.startswith("the logprobs of 'teachers_1.logprobs' and the logprobs of")
+    assert error.hint == "it takes one of them: call it once for each"
+
+
 def test_a_refresh_the_wrong_way_round_is_turned():
     def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, reference: fl.Policy):
         rollout = actor.generate(prompts)

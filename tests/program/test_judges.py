@@ -109,7 +109,7 @@ def test_an_opponent_is_another_sample_of_the_group():
 @pytest.mark.parametrize(
     ("asked", "what", "expected"),
     [
-        ({"template": DUEL}, "'template'", "without opponent= also without the {opponent}"),
+        ({"template": DUEL}, "'opponent'", "opponent=1, since the template has an {opponent}"),
         ({"template": "{response}", "opponent": 1}, "'template'", "with the {opponent}"),
         ({"template": DUEL, "opponent": 0}, "'opponent'", "from 1 up"),
         ({}, "'template'", "a string"),

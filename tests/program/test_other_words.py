@@ -43,6 +43,17 @@ def refusal(use: Use) -> TraceError:
         (lambda r, s, a, *_: a.update(r, scores=s), "write rewards=..."),
         (lambda r, s, a, *_: a.update(samples=r), "write update(rollout)"),
         (lambda r, s, a, *_: a.sync(a, interval=3), "write every=..."),
+        (lambda r, s, a, *_: a.sync(a, ema=0.9), "write decay=..."),
+        (lambda r, s, a, *_: a.update(a, decay=0.9), "write reference.sync(actor, decay=0.99) for"),
+        (
+            lambda r, s, a, v, c: c.update(r, returns=s, steps=3),
+            "write train.mini_batches in the config, or a loop: for _ in range(3): role = ",
+        ),
+        (lambda r, s, a, v, *_: v.score(r, per="token"), "write prm: fl.RewardModel in the"),
+        (
+            lambda r, s, *_: fl.advantage.group_relative(s, token_rewards=s),
+            "leave token_rewards out, or use fl.advantage.gae or fl.advantage.reinforce_pp",
+        ),
         (lambda r, *_: fl.filter.difficulty(r, r, min=0.1), "write low=..."),
         (lambda r, s, *_: fl.advantage.gae(s, s, r, lamda=0.9), "write lam=..."),
         (lambda r, s, *_: fl.select.top(s), "write fl.select.top(rollout, scores)"),
@@ -158,7 +169,17 @@ def test_a_parameter_without_annotation_is_told_the_one_that_its_name_calls_for(
 
 
 def test_every_argument_that_is_offered_for_a_foreign_one_is_one_of_the_function():
-    owners = (fl, fl.Policy, fl.loss, fl.kl, fl.filter, fl.select, fl.advantage, fl.shaping)
+    owners = (
+        fl,
+        fl.Policy,
+        fl.Reward,
+        fl.loss,
+        fl.kl,
+        fl.filter,
+        fl.select,
+        fl.advantage,
+        fl.shaping,
+    )
     for topics, others in SYNONYMS.items():
         for function in topics.replace("()", "").split() if "()" in topics else ():
             owner = next(owner for owner in owners if hasattr(owner, function))

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import flowrl as fl
+from flowrl.errors import DataError
 from flowrl.observe.display import PlainDisplay
 from flowrl.program.values import SamplesValue
 from flowrl.runtime.driver.collected_batch import Seconds
@@ -487,3 +488,24 @@ def test_an_interrupt_while_engines_draw_leaves_them_empty_for_the_next_try(
             session.step()
         session.finish()
     assert outcome(session.folder) == outcome(whole.folder)
+
+
+@fl.map(reads=("score", "row.topic"), gives="score", per_sample=True)
+def by_topic(batch):
+    return batch["score"] * (batch["row.topic"] == "maths")
+
+
+@fl.workflow
+def of_topics(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    actor.update(rollout, by_topic(verifier.score(rollout), rollout))
+
+
+def test_a_map_of_a_field_that_rows_lack_is_named_with_the_line_of_its_call(tmp_path: Path):
+    config = rewarded("of_topics", tmp_path)
+    says = r"which by_topic \(.*test_eager_lines.py:\d+\) reads"
+    with (
+        fl.eager(of_topics, config, display=WatchedDisplay()) as session,
+        pytest.raises(DataError, match=says),
+    ):
+        session.step()

@@ -24,7 +24,7 @@ from flowrl.backend.batch import Floats, Mask, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Edge, Graph, Node, Unit
-from flowrl.graph.ir import held_field
+from flowrl.graph.ir import called, held_field
 from flowrl.graph.signatures import PART
 from flowrl.ids import NodeId, SampleId
 from flowrl.plan import PlacementPlan
@@ -192,7 +192,10 @@ def _field(inputs: NodeInputs, key: str, texts: Texts) -> Array:
     name, place = split_key(key)
     edge = [edge for edge in inputs.edges("input") if name in edge.fields][place]
     if held_field(name) is not None:
-        return texts.held(inputs.samples_of(edge), name, reader=inputs.node.id)
+        spec = inputs.node.attr("spec")
+        assert isinstance(spec, MapSpec)
+        reader = f"{called(spec)} ({inputs.node.source or inputs.node.id})"
+        return texts.held(inputs.samples_of(edge), name, reader=reader)
     return inputs.read(edge.src, name)
 
 
