@@ -159,6 +159,9 @@ class Policy(Role):
             "kl": kl,
             "extra": None if isinstance(extra, tuple | list) and not extra else extra,
         }
+        if isinstance(rollout, Policy):
+            hint = f"to take over weights, write {self.name}.sync({rollout.name})"
+            raise refuse_argument(f"{self.name}.update", "rollout", rollout, "samples", hint)
         if not isinstance(rollout, Sum):
             return self._learn_term(rollout, given, every=every)
         twice = next((name for name, value in given.items() if value is not None), None)

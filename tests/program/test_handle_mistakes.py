@@ -111,6 +111,13 @@ def test_weights_in_a_sum_are_answered_with_the_average_that_sync_takes():
     assert "reference.sync(actor, decay=0.99)" in refusal(program).hint
 
 
+def test_an_update_by_another_policy_is_shown_the_sync():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy):
+        reference.update(actor)
+
+    assert "reference.sync(actor)" in refusal(program).hint
+
+
 def test_a_rollout_in_the_place_of_scores_is_to_be_scored_or_parsed():
     def program(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Policy):
         rollout = actor.generate(prompts)
