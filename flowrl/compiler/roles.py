@@ -74,24 +74,29 @@ def _check_named(role_backends: RoleBackends, stage: LoweredStage) -> None:
             where=f"{node.source or stage.workflow.source} and "
             f"{role_backends.loaded.where('roles')}",
             found=f"roles {listing(role_backends.roles)}",
-            hint=_to_bind(stage, role)
-            or suggestion(role, role_backends.roles)
-            or _missing_role(role, stage.kinds[role], role_backends),
+            hint=_missing_role(stage, role, role_backends),
         )
 
 
-def _to_bind(stage: LoweredStage, role: str) -> str | None:
-    """Returns how to name the roles of a list that the config does not bind; None for others."""
-    found = next(r for r in stage.workflow.roles if r.name == role)
-    if not found.listed or found.parameter in stage.config.bind:
-        return None
-    return f"set {stage.prefix}bind.{found.parameter}=[NAME, NAME, ...], keys of roles"
-
-
-def _missing_role(role: str, kind: RoleKind, role_backends: RoleBackends) -> str:
+def _missing_role(stage: LoweredStage, role: str, role_backends: RoleBackends) -> str:
+    """Returns how to name a role: with an entry of its own, or by binding it to others."""
+    kind = stage.kinds[role]
+    entry = f"set roles.{role}.backend to one that offers {_offering(kind)}"
     if kind in _MODELS:
-        return role_backends.suggest_model(role)
-    return f"set roles.{role}.backend to one that offers {_offering(kind)}"
+        entry = role_backends.suggest_model(role)
+    found = next(r for r in stage.workflow.roles if r.name == role)
+    bind = f"{stage.prefix}bind.{found.parameter}"
+    if found.parameter in stage.config.bind:
+        return suggestion(role, role_backends.roles) or entry
+    if found.listed:
+        return f"{entry}; or set {bind}=[NAME, NAME, ...], keys of roles"
+    if similar := suggestion(role, role_backends.roles):
+        return similar
+    unused = (name for name in role_backends.roles if name not in stage.kinds)
+    wanted = set(_SERVICES[kind])
+    fits = (n for n in unused if role_backends.plugin(n).capabilities.services & wanted)
+    other = next(fits, None)
+    return entry if other is None else f"{entry}; or set {bind}={other}"
 
 
 def _offering(kind: RoleKind) -> str:

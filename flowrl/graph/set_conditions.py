@@ -44,8 +44,8 @@ def check_concat(graph: Graph, node: Node) -> Iterator[GraphError]:
     yield from check_join(graph, node)
     edges = sample_edges(graph, node)
     sampled = [edge for edge in edges if ROLLOUT_LOGPROBS.name in edge.fields]
-    if len(edges) < 2:
-        yield node_error(node, f"{node.id} joins {len(edges)} sets", expected="two or more")
+    if not edges:
+        yield node_error(node, f"{node.id} joins no sets", expected="one or more")
     if node.attr("missing_logprob") is not None and len(sampled) in (0, len(edges)):
         which = "every" if sampled else "no"
         yield node_error(

@@ -339,12 +339,12 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
     """
     name = "fl.concat"
     tupled = [isinstance(part, tuple) for part in parts]
-    if len(parts) < 2 or len(set(tupled)) > 1:
+    if len(set(tupled)) != 1:
         raise refuse_argument(
             name,
             "parts",
             tuple(parts),
-            "two or more sets of samples, either all alone or all with their values",
+            "one or more sets of samples, either all alone or all with their values",
             "write fl.concat(a, b), or rollout, scores = fl.concat((a, a_scores), (b, b_scores))",
         )
     if missing_logprob is not None and not _is_logprob(missing_logprob):

@@ -96,3 +96,15 @@ def constrained(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
 @fl.workflow
 def imitate(examples: fl.Examples, *, actor: fl.Policy):
     actor.update(examples)
+
+
+@fl.workflow
+def play_all(prompts: fl.Prompts, actor: fl.Policy, games: list[fl.Environment]):
+    rollout, scores = fl.concat(*(fl.interact(actor, game, prompts) for game in games))
+    actor.update(rollout, scores)
+
+
+@fl.workflow
+def taught(prompts: fl.Prompts, student: fl.Policy, verifier: fl.Reward):
+    rollout = student.generate(prompts)
+    student.update(rollout, verifier.score(rollout))

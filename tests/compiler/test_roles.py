@@ -99,6 +99,17 @@ def test_an_environment_that_the_config_does_not_name_is_told_what_plays_one():
     assert error.hint == "set roles.game.backend to one that offers environment: environment"
 
 
+def test_roles_that_are_missing_are_told_that_they_can_be_bound():
+    game = {"backend": "environment", "environment": "examples/guess.py:Guess"}
+    games = with_roles(games_1=game)
+    hint = refused(programs.play_all, games).hint
+    assert hint.startswith("set roles.games_2.backend to one that offers environment")
+    assert hint.endswith("or set bind.games=[NAME, NAME, ...], keys of roles")
+    hint = refused(programs.taught, config()).hint
+    assert hint.startswith("set roles.student.copy_of=actor, or ")
+    assert hint.endswith("; or set bind.student=actor")
+
+
 def test_a_role_without_a_model_is_told_whose_it_may_copy():
     error = refused(programs.ppo, with_roles(critic={"backend": "torch"}))
     assert error.what == "the role has no model"

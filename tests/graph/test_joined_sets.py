@@ -248,9 +248,8 @@ def one_alone(of: dict[str, Any]) -> Any:
     return fl.concat((rollout, of["judge"].score(rollout)), rollout)
 
 
-def only_one(of: dict[str, Any]) -> Any:
-    rollout = of["actor"].generate(of["prompts"], n=2)
-    return fl.concat((rollout, of["judge"].score(rollout)))
+def of_nothing(of: dict[str, Any]) -> Any:
+    return fl.concat()
 
 
 def without_scores(of: dict[str, Any]) -> Any:
@@ -290,7 +289,7 @@ def before_and_after(of: dict[str, Any]) -> Any:
         (with_scores_of_others, GraphError, "with scores of the samples of 'actor.generate'"),
         (twice, GraphError, "gets the samples of 'actor.generate' twice"),
         (one_alone, TraceError, "either all alone or all with their values"),
-        (only_one, TraceError, "two or more sets"),
+        (of_nothing, TraceError, "one or more sets"),
         (without_scores, TraceError, "the same kinds of values"),
         (needless, GraphError, "every set has the logprobs"),
         (without_a_condition, TraceError, "one of equals=, one_of= and none_of="),

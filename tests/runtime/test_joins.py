@@ -149,3 +149,23 @@ def test_a_join_of_a_part_without_samples_is_the_others():
     assert texts(made) == [[1, 19]]
     assert step.values["concat", "source"].tolist() == [1]
     assert step.values["concat", "score"].tolist() == [1]
+
+
+@fl.workflow
+def of_one(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.RewardModel):
+    rollout = actor.generate(prompts, n=2)
+    rollout, scores = fl.concat((rollout, judge.score(rollout)))
+    actor.update(rollout, scores)
+
+
+def test_a_join_of_a_single_set_is_that_set():
+    parts, step = GraphParts(lowered(of_one)), StepBatch()
+    rollout = answers("actor.generate", {"1": [[10], [11, 12]], "2": [[20], [21]]})
+    step.sets[rollout.origin] = rollout
+    step.values[NodeId("judge.score"), "score"] = np.array([10, 12, 20, 21], np.float32)
+    logprobs = np.zeros(len(rollout.sequences.tokens), np.float32)
+    step.values[NodeId("actor.generate"), "rollout_logprobs"] = logprobs
+    made = make_whole(parts, parts.graph.node("concat"), step)
+    assert texts(made) == texts(rollout)
+    assert step.values["concat", "source"].tolist() == [0, 0, 0, 0]
+    assert step.values["concat", "score"].tolist() == [10, 12, 20, 21]
