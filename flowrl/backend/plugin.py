@@ -69,6 +69,7 @@ class Capabilities:
             `selective` (the cheap ones), `full` (all but the input of each layer), or both.
         updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay),
             `reset` (`TrainBackend.reset_optimizer`) and `sum` (`TrainBackend.update_sum`).
+        user_environment: True if its environment is the class that `roles.NAME.environment` names.
     """
 
     services: frozenset[Service]
@@ -85,6 +86,7 @@ class Capabilities:
     repeats_truncation: frozenset[str] = frozenset()
     recompute: frozenset[str] = frozenset()
     updates: frozenset[str] = frozenset()
+    user_environment: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

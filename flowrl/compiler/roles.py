@@ -142,7 +142,8 @@ def _check_backend(
             expected=f"a backend that offers {_offering(kind)}",
             hint=_other_kind(name, kind, capabilities),
         )
-    if kind is Environment and role_backends.roles[name].environment is None:
+    named = role_backends.roles[name].environment is not None
+    if kind is Environment and capabilities.user_environment and not named:
         raise ConfigError(
             f"role {name!r} is an environment, and its class is not named",
             where=f"{stage.workflow.source} and {role_backends.loaded.where(f'roles.{name}')}",

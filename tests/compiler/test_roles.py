@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+import flowrl_backends.environment
 import flowrl_backends.torch
 from flowrl.compiler.role_backends import _words
 from flowrl.errors import FlowError
@@ -75,6 +76,13 @@ def test_an_environment_without_a_class_is_refused_by_plans_too():
     assert error.what == "role 'game' is an environment, and its class is not named"
     assert "roles.game" in error.where
     assert error.hint == "set roles.game.environment=FILE.py:NAME"
+
+
+def test_an_environment_of_a_plug_in_with_a_class_of_its_own_needs_no_class(monkeypatch):
+    plugin = flowrl_backends.environment.plugin
+    own = replace(plugin.capabilities, user_environment=False)
+    monkeypatch.setattr(type(plugin), "capabilities", own)
+    fl.compile(programs.play, with_roles(game={"backend": "environment"}))
 
 
 def test_a_critic_needs_a_backend_with_value_heads(monkeypatch):

@@ -25,7 +25,10 @@ class EnvironmentPlugin:
 
     name = "environment"
     capabilities = Capabilities(
-        services=frozenset({Service.ENVIRONMENT}), devices=frozenset({"cpu"}), dtypes=frozenset()
+        services=frozenset({Service.ENVIRONMENT}),
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset(),
+        user_environment=True,
     )
 
     def check(self) -> BackendStatus:
