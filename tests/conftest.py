@@ -100,7 +100,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-STARTERS = ("flowrl.runtime.scoring.pool", "flowrl.runtime.local.engine_process")
+STARTERS = ("flowrl.runtime.scoring.pool", "flowrl.runtime.local.process_channel")
 WARM = pytest.StashKey[WarmProcesses]()
 
 

@@ -248,7 +248,7 @@ class Killer(WatchedDisplay):
     def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
         super().step(metrics, eta_s)
         if metrics.step == self._after:
-            os.kill(self._processes[0]._process.pid, signal.SIGKILL)
+            os.kill(self._processes[0]._channel.process.pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_an_engine_that_cannot_stay_alive_ends_the_run_with_a_typed_error(
 
     def killing(engine: EngineProcess, requests: Any) -> None:
         submit(engine, requests)
-        os.kill(engine._process.pid, signal.SIGKILL)
+        os.kill(engine._channel.process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(EngineProcess, "submit", killing)
     with pytest.raises(WorkerDied, match="without ending a sample") as caught:

@@ -58,7 +58,7 @@ def test_weights_wait_for_no_engine_that_is_dead_until_it_is_opened_anew(tmp_pat
         first = publish(fleet, 1)
         fleet.wait_ready()
         dead = fleet._members[NAMES[0]]
-        os.kill(dead.process._process.pid, signal.SIGKILL)
+        os.kill(dead.process._channel.process.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match="SIGKILL"):
             wait_for_death(fleet, NAMES[0])
         second = publish(fleet, 2)

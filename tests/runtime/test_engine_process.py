@@ -159,7 +159,7 @@ def test_a_poll_of_an_idle_engine_returns_at_once(opened: Open):
     [(DIE, "exit code 3"), (RAISE, "RuntimeError: out of luck")],
 )
 def test_an_engine_that_dies_says_how(opened: Open, word: int, how: str):
-    engine = opened(output=2)
+    engine = opened()
     engine.submit([request("0/0/0", word)])
     with pytest.raises(WorkerDied, match=how) as caught:
         until(engine, lambda outputs: False)
@@ -169,7 +169,7 @@ def test_an_engine_that_dies_says_how(opened: Open, word: int, how: str):
 def test_an_engine_that_is_killed_is_noticed_also_when_it_is_idle(opened: Open):
     engine = opened()
     engine.wait_ready()
-    os.kill(engine._process.pid, signal.SIGKILL)
+    os.kill(engine._channel.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         until(engine, lambda outputs: False)
 
@@ -178,7 +178,7 @@ def test_nobody_waits_for_an_engine_that_died_before_it_was_ready(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ):
     engine = opened()
-    os.kill(engine._process.pid, signal.SIGKILL)
+    os.kill(engine._channel.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         until(engine, lambda outputs: False)
 
@@ -196,7 +196,7 @@ def test_what_is_sent_to_an_engine_that_is_dead_is_lost_and_nothing_else(
     # Weights are published whenever the trainer has some: perhaps before the engine is replaced.
     engine = opened()
     engine.wait_ready()
-    os.kill(engine._process.pid, signal.SIGKILL)
+    os.kill(engine._channel.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         until(engine, lambda outputs: False)
     engine.publish(2, weights(tmp_path / "2", 22))
@@ -212,12 +212,13 @@ def test_an_engine_that_dies_behind_a_child_with_its_socket_is_noticed(opened: O
     engine.submit([request("0/0/0", HANG)])
     # Another process keeps the other end open, so the stream never ends.
     kept = socket.socketpair()
-    engine._selector.unregister(engine._sock)
-    engine._sock.close()
-    engine._sock = kept[0]
-    engine._selector.register(kept[0], selectors.EVENT_READ)
+    channel = engine._channel
+    channel._selector.unregister(channel._sock)
+    channel._sock.close()
+    channel._sock = kept[0]
+    channel._selector.register(kept[0], selectors.EVENT_READ)
     kept[0].setblocking(False)
-    os.kill(engine._process.pid, signal.SIGKILL)
+    os.kill(engine._channel.process.pid, signal.SIGKILL)
     waits = {"wait_ready": engine.wait_ready, "poll": lambda: until(engine, lambda outputs: False)}
     with kept[1], pytest.raises(WorkerDied, match="SIGKILL"):
         waits[wait]()
@@ -266,6 +267,6 @@ def test_a_closed_engine_is_gone_and_takes_nothing(opened: Open):
     until(engine, lambda outputs: len(outputs) > 0)
     engine.close()
     engine.close()
-    assert engine._process.returncode == 0
+    assert engine._channel.process.returncode == 0
     with pytest.raises(BackendError, match="closed"):
         engine.submit([request("0/0/1")])

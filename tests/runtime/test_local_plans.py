@@ -130,7 +130,7 @@ def test_an_engine_process_keeps_to_its_core(tmp_path: Path, monkeypatch: pytest
 
     def wait_ready(self: EngineProcess) -> None:
         own(self)
-        kept.append(os.sched_getaffinity(self._process.pid))
+        kept.append(os.sched_getaffinity(self._channel.process.pid))
 
     monkeypatch.setattr(EngineProcess, "wait_ready", wait_ready)
     compiled = compiled_of(tmp_path, steps=1)

@@ -18,7 +18,8 @@ from pathlib import Path
 from flowrl.backend.protocols import GenerateBackend, PolicyContext
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
-from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.channels import Channel
+from flowrl.runtime.local.engine_process import EngineProcess, open_engine_worker
 from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.local.processes import core_id
 from flowrl.runtime.transfer.weight_folders import WeightFolders
@@ -67,6 +68,8 @@ class EngineFleet:
         silence_s: Seconds that an engine with requests may be silent.
         cores: The core of each engine, counted among those that this process may use; empty leaves
             it to the operating system.
+        open_channel: Starts the process of an engine.
+        closed: Called when all of them have ended.
 
     Attributes:
         engines: Engines by name.
@@ -82,11 +85,15 @@ class EngineFleet:
         fallback: Path,
         silence_s: float,
         cores: Sequence[int] = (),
+        open_channel: Callable[[EngineId], Channel] = lambda name: open_engine_worker(),
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._plugin = plugin
         self._context = replace(context, trainable=False)
         self._export = export
         self._silence_s = silence_s
+        self._open_channel = open_channel
+        self._closed = closed
         self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
         self._folders = WeightFolders(fallback)
         self._busy_before = 0.0
@@ -110,6 +117,7 @@ class EngineFleet:
             silence_s=self._silence_s,
             published=partial(self._folders.loaded, name),
             core=self._core_of.get(name),
+            open_channel=partial(self._open_channel, name),
         )
 
     def _serve(self, name: EngineId, engine: EngineProcess) -> None:
@@ -160,6 +168,7 @@ class EngineFleet:
     def close(self) -> None:
         """Ends every process; idempotent."""
         with ExitStack() as stack:
+            stack.callback(self._closed)
             stack.callback(self._folders.close)
             for member in self._members.values():
                 stack.callback(member.close)

@@ -1,6 +1,6 @@
 """An engine in a process of its own: generation goes on while this process trains.
 
-    submit, abort, publish -> socket -> worker: engine.poll -> socket -> poll
+    submit, abort, publish -> channel -> worker: engine.poll -> channel -> poll
 
 The client is a `GenerateBackend`, so a driver uses it like an in-process engine. Only `poll` and
 `wait_ready` wait, each no longer than its argument. Messages are handled in the order of sending,
@@ -13,10 +13,6 @@ requests are lost then; the driver restarts it.
 
 from __future__ import annotations
 
-import contextlib
-import selectors
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +21,7 @@ from typing import cast
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
+from flowrl.runtime.channels import Channel, Message, OpenChannel
 from flowrl.runtime.local.engine_worker import (
     PackedEnds,
     PackedProgress,
@@ -32,20 +29,9 @@ from flowrl.runtime.local.engine_worker import (
     unpack_ends,
     unpack_progress,
 )
-from flowrl.runtime.local.processes import (
-    FrameReader,
-    Message,
-    Output,
-    ending,
-    has_ended,
-    kill,
-    pack,
-    send_some,
-    standard_error,
-    start_module,
-)
+from flowrl.runtime.local.process_channel import ProcessChannel
 
-__all__ = ["EngineProcess"]
+__all__ = ["EngineProcess", "open_engine_worker"]
 
 
 # Seconds that an idle engine may take to end by itself.
@@ -53,6 +39,13 @@ _CLOSE_S = 5.0
 # How long a wait may take before it is asked whether the process is there at all: one that left
 # children behind can die without closing its socket.
 _LOOK_S = 1.0
+# Seconds in which an engine that raised prints its traceback.
+_TRACEBACK_S = 1.0
+
+
+def open_engine_worker() -> Channel:
+    """Starts an engine's process on this machine."""
+    return ProcessChannel("flowrl.runtime.local.engine_worker")
 
 
 class EngineProcess:
@@ -64,12 +57,10 @@ class EngineProcess:
         context: Context of its engine, which loads its own copy of the weights.
         start_timeout_s: Seconds that it may take to be ready.
         silence_s: Seconds that an engine with requests may be silent.
-        output: File to which the engine prints; by default this process's standard error.
+        open_channel: Starts the process.
         published: Called with each version that the engine has loaded, from within `poll`.
         core: Core to which the process is bound, by the number that the kernel gives it.
 
-    The process dies with the thread that opened it (Linux kills children by thread), so that one
-    must outlive it.
     """
 
     def __init__(
@@ -80,7 +71,7 @@ class EngineProcess:
         *,
         start_timeout_s: float = 120.0,
         silence_s: float = 120.0,
-        output: Output | None = None,
+        open_channel: OpenChannel = open_engine_worker,
         published: Callable[[int], None] = lambda version: None,
         core: int | None = None,
     ) -> None:
@@ -96,21 +87,10 @@ class EngineProcess:
         self._raised: FlowError | None = None
         self._busy_s = 0.0
         self._outputs: list[Progress | Finished] = []
-        self._incoming = FrameReader()
-        self._outgoing = bytearray(pack(("open", plugin, context, core)))
-        self._selector = selectors.DefaultSelector()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process: subprocess.Popen[bytes] = start_module(
-                "flowrl.runtime.local.engine_worker",
-                (theirs.fileno(),),
-                standard_error() if output is None else output,
-            )
-        ours.setblocking(False)
-        self._sock = ours
+        self._channel = open_channel()
         self._started = self._last_message_s = time.monotonic()
-        self._selector.register(ours, selectors.EVENT_READ)
-        self._send()
+        model = self._channel.share(context.model)
+        self._channel.send(("open", plugin, context, core, model))
 
     # What a driver calls
 
@@ -129,8 +109,7 @@ class EngineProcess:
 
         It does not show time limits: see `seconds_to_limit`.
         """
-        # select, poll and epoll take an epoll or kqueue descriptor like any other.
-        return cast("selectors.EpollSelector", self._selector).fileno()
+        return self._channel.fileno()
 
     def seconds_to_limit(self) -> float:
         """Seconds after which `poll` must be called to enforce the next limit."""
@@ -176,7 +155,7 @@ class EngineProcess:
                 found="weights=None",
                 expected="a folder of safetensors",
             )
-        self._enqueue(("publish", version, str(weights)))
+        self._enqueue(("publish", version, self._channel.share(weights)))
 
     def sleep(self) -> None:
         """See `GenerateBackend`."""
@@ -220,60 +199,28 @@ class EngineProcess:
         if self._closed:
             return
         self._closed = True
-        self._selector.close()
-        # The worker sees the end of the stream between two polls, and leaves by itself.
-        self._sock.close()
-        if self._death is not None or not self._ready:
-            kill(self._process)
-        try:
-            self._process.wait(timeout=_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            kill(self._process)
+        # The worker sees between two polls that nothing more comes, and leaves by itself.
+        idle = self._death is None and self._ready
+        self._channel.close(_CLOSE_S if idle else 0.0)
 
-    # Bytes
+    # Messages
 
     def _enqueue(self, message: Message) -> None:
         if self._closed:
             raise BackendError("the engine is closed", where=str(self.name))
         if self._death is None:  # else the next poll raises
-            self._outgoing += pack(message)
-            self._send()
-
-    def _send(self) -> None:
-        send_some(self._sock, self._outgoing)  # if the engine is dead, the next poll raises
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        self._selector.modify(self._sock, wanted)
+            self._channel.send(message)
 
     def _exchange(self, timeout_s: float) -> bool:
-        """Sends and receives bytes; returns true if any were received."""
-        any_received = False
-        for _, events in self._selector.select(timeout_s):
-            if events & selectors.EVENT_WRITE:
-                self._send()
-            if events & selectors.EVENT_READ:
-                any_received = self._receive() or any_received
-        return any_received
-
-    def _receive(self) -> bool:
-        """Takes what is there; whether it was a message."""
-        any_received = False
-        while self._death is None:
-            try:
-                data = self._sock.recv(1 << 18)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(self._sock)
-                self._mark_dead(self._ended())
-                break
-            for message in self._incoming.feed(data):
-                any_received = True
-                self._last_message_s = time.monotonic()
-                self._take(message)
-        return any_received
+        """Sends and receives; returns true if anything was received."""
+        messages = self._channel.receive(timeout_s)
+        if messages:
+            self._last_message_s = time.monotonic()
+        for message in messages:
+            self._take(message)
+        if self._death is None and (how := self._channel.ended()) is not None:
+            self._mark_dead(how)
+        return bool(messages)
 
     def _take(self, message: Message) -> None:
         match message:
@@ -292,8 +239,8 @@ class EngineProcess:
             case ("broken" | "raised", FlowError() as error):
                 self._raised = error
             case ("died", str(text)):
-                self._ended()  # its traceback is on the way to where it prints to
-                self._mark_dead(text)
+                # Its traceback is on the way to where it prints to.
+                self._mark_dead(text, _TRACEBACK_S)
             case _:
                 raise AssertionError(f"an engine sent {message!r}")
 
@@ -308,20 +255,10 @@ class EngineProcess:
                 self._mark_dead(f"not ready after {self._start_timeout_s:g} s")
             elif self._live and self._ready and now - self._last_message_s > self._silence_s:
                 self._mark_dead(f"silent for {self._silence_s:g} s with {len(self._live)} requests")
-            # One that left children behind can die without closing its socket.
-            elif has_ended(self._process):
-                self._receive()
-                self._mark_dead(self._ended())
         if self._death is not None:
             raise self._death
 
-    def _ended(self) -> str:
-        """Returns how the process ended; it may be ending, without an exit code yet."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
-        return ending(self._process.returncode) if self._process.returncode is not None else "mute"
-
-    def _mark_dead(self, how: str) -> None:
+    def _mark_dead(self, how: str, grace_s: float = 0.0) -> None:
         if self._death is None:
             self._death = WorkerDied("the engine's process died", where=str(self.name), found=how)
-            kill(self._process)
+            self._channel.kill(grace_s)

@@ -7,13 +7,13 @@ sent after new weights is sampled from them.
 
 Everything that engine or plug-in print goes to standard error: standard output is the command's.
 
-Messages are framed by `flowrl.runtime.local.processes`. Requests and ends cross as plain tuples and
-whole arrays of many samples, because hundreds of them cross at once and each object costs
+`model` and `folder` are shared folders (`Channel.share`). Requests and ends cross as plain tuples
+and whole arrays of many samples, because hundreds of them cross at once and each object costs
 microseconds.
 
-    client -> engine    ("open", plugin, PolicyContext, core or None), once
+    client -> engine    ("open", plugin, PolicyContext, core or None, model), once
                         ("submit", [request, ...])   ("abort", (sample, ...))
-                        ("publish", version, folder or None)
+                        ("publish", version, folder)
                         ("sleep",)  ("wake",)
     engine -> client    ("ready",) or ("broken", FlowError), once
                         ("outputs", ends, progress, busy_s)
@@ -23,7 +23,6 @@ microseconds.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -31,9 +30,8 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -48,16 +46,9 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.local.processes import (
-    FrameReader,
-    Message,
-    bind_to,
-    die_with,
-    first_messages,
-    named_plugin,
-    pack,
-    received,
-)
+from flowrl.runtime.channels import Mailbox, Message
+from flowrl.runtime.local.process_channel import SocketMailbox
+from flowrl.runtime.local.processes import bind_to, die_with, named_plugin
 from flowrl.specs import FinishReason, Sampling
 
 __all__ = [
@@ -68,6 +59,7 @@ __all__ = [
     "pack_ends",
     "pack_progress",
     "pack_requests",
+    "run_engine",
     "unpack_ends",
     "unpack_progress",
     "unpack_requests",
@@ -176,10 +168,10 @@ def unpack_progress(packed: PackedProgress) -> list[Progress]:
 
 
 class _Worker:
-    """An open engine and the socket of its client."""
+    """An open engine and the mailbox of its client."""
 
-    def __init__(self, sock: socket.socket, engine: GenerateBackend) -> None:
-        self._sock = sock
+    def __init__(self, mailbox: Mailbox, engine: GenerateBackend) -> None:
+        self._mailbox = mailbox
         self._engine = engine
         self._samplings: dict[Sampling, Sampling] = {}
         # The latest attempt: the end of an aborted one is reported after the next was sent.
@@ -187,8 +179,8 @@ class _Worker:
         self._busy_s = 0.0
         self._reported_at = time.monotonic()
 
-    def run(self, incoming: FrameReader, messages: Sequence[Message]) -> None:
-        """Works until the client closes the socket.
+    def run(self, messages: Sequence[Message]) -> None:
+        """Works until the client has closed its end.
 
         Args:
             messages: Messages that came together with the one that opened the engine.
@@ -197,13 +189,13 @@ class _Worker:
             self._handle(message)
         while True:
             # An engine that has nothing to do waits for the client, and for nothing else.
-            readable, _, _ = select.select([self._sock], [], [], 0.0 if self._live else None)
+            readable, _, _ = select.select([self._mailbox], [], [], 0.0 if self._live else None)
             if readable:
-                data = received(self._sock, 1 << 18)
-                if not data:
+                received = self._mailbox.receive()
+                if received is None:
                     self._engine.close()
                     return
-                for message in incoming.feed(data):
+                for message in received:
                     self._handle(message)
             if self._live:
                 self._poll()
@@ -216,10 +208,10 @@ class _Worker:
                 self._engine.submit(requests)
             case ("abort", tuple(samples)):
                 self._engine.abort(cast("tuple[SampleId, ...]", samples))
-            case ("publish", int(version), folder):
-                assert folder is None or isinstance(folder, str)
-                self._engine.publish(version, None if folder is None else Path(folder))
-                self._send(("published", version))
+            case ("publish", int(version), shared):
+                with self._mailbox.folder(shared) as folder:
+                    self._engine.publish(version, folder)
+                self._mailbox.send(("published", version))
             case ("sleep",):
                 self._engine.sleep()
             case ("wake",):
@@ -240,14 +232,8 @@ class _Worker:
         if ends or now - self._reported_at > _PROGRESS_S:
             progress = [output for output in outputs if isinstance(output, Progress)]
             self._reported_at = now
-            self._send(("outputs", pack_ends(ends), pack_progress(progress), self._busy_s))
-
-    def _send(self, message: Message) -> None:
-        try:
-            self._sock.sendall(pack(message))
-        except OSError:
-            # The client is gone.
-            os._exit(0)
+            outputs_message = ("outputs", pack_ends(ends), pack_progress(progress), self._busy_s)
+            self._mailbox.send(outputs_message)
 
 
 def main(arguments: list[str]) -> None:
@@ -257,41 +243,46 @@ def main(arguments: list[str]) -> None:
     # What libraries print must not mix with the command's own output.
     sys.stdout = sys.stderr
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=sock_fd)
-    incoming = FrameReader()
-    messages = first_messages(sock, incoming)
+    run_engine(SocketMailbox(socket.socket(fileno=sock_fd)))
+
+
+def run_engine(mailbox: Mailbox) -> None:
+    """Opens the engine of the first message and runs it until nothing more comes."""
+    messages = mailbox.receive()
     if not messages:
         return
-    _, plugin, context, core = messages[0]
+    _, plugin, context, core, model = messages[0]
+    assert isinstance(context, PolicyContext)
     if core is not None:
         bind_to(cast(int, core))  # before any thread of a library is there
-    try:
-        engine = named_plugin(str(plugin)).open_generate(cast(PolicyContext, context), None)
-    except FlowError as reason:
-        sock.sendall(pack(("broken", reason)))
-        return
-    except BaseException as reason:
-        sock.sendall(pack(("broken", _unopened(context, reason))))
-        raise
-    sock.sendall(pack(("ready",)))
-    try:
-        _Worker(sock, engine).run(incoming, messages[1:])
-    except FlowError as reason:
-        sock.sendall(pack(("raised", reason)))
-    except BaseException as reason:
-        sock.sendall(pack(("died", _described(reason))))
-        raise
+    with mailbox.folder(model) as folder:
+        context = replace(context, model=folder)
+        try:
+            engine = named_plugin(str(plugin)).open_generate(context, None)
+        except FlowError as reason:
+            mailbox.send(("broken", reason))
+            return
+        except BaseException as reason:
+            mailbox.send(("broken", _unopened(context, reason)))
+            raise
+        mailbox.send(("ready",))
+        try:
+            _Worker(mailbox, engine).run(messages[1:])
+        except FlowError as reason:
+            mailbox.send(("raised", reason))
+        except BaseException as reason:
+            mailbox.send(("died", _described(reason)))
+            raise
 
 
 def _described(reason: BaseException) -> str:
     return " ".join(traceback.format_exception_only(reason)[-1].split())[:_MAX_TEXT]
 
 
-def _unopened(context: object, reason: BaseException) -> BackendError:
-    role = context.role if isinstance(context, PolicyContext) else "?"
+def _unopened(context: PolicyContext, reason: BaseException) -> BackendError:
     return BackendError(
         "the engine could not be opened",
-        where=f"roles.{role}",
+        where=f"roles.{context.role}",
         found=_described(reason),
         hint="its traceback is on standard error",
     )

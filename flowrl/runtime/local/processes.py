@@ -21,15 +21,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO, TypeAlias
+from typing import IO
 
 from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError
+from flowrl.runtime.channels import Message
 
 __all__ = [
     "FrameReader",
-    "Message",
     "Output",
     "bind_to",
     "core_id",
@@ -172,8 +172,6 @@ def named_plugin(name: str) -> Plugin:
         raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
     return plugin
 
-
-Message: TypeAlias = tuple[object, ...]
 
 _LENGTH = struct.Struct(">I")
 

@@ -33,9 +33,9 @@ from typing import IO, cast
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.errors import FlowError, RewardError, WorkerDied
 from flowrl.ids import SampleId
+from flowrl.runtime.channels import Message
 from flowrl.runtime.local.processes import (
     FrameReader,
-    Message,
     Output,
     ending,
     has_ended,
