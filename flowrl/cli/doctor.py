@@ -231,7 +231,7 @@ def _existing(path: Path) -> Path:
 _USES = {
     "torch": "pip install 'flowrl[torch]' to train and generate here",
     "transformers": "pip install 'flowrl[torch]' to train and generate here",
-    "ray": "pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); no run uses it",
+    "ray": "pip install 'flowrl[ray]' for executor=ray and plans for its nodes (cluster=ray)",
 }
 """Libraries that are optional, with what to do if one is missing."""
 

@@ -79,6 +79,7 @@ def local_options(loaded: LoadedConfig, stage: LoweredStage, plan: PlacementPlan
     addresses = dict.fromkeys(d for role in in_main for d in plan.placement(role).devices)
     devices = [plan.pool.device(address) for address in addresses]
     on_cpu = devices and all(device.type == "cpu" for device in devices)
+    places = EXECUTORS[loaded.config.executor].engines
     engines = {role: loaded.config.roles[role].num_engines for role in in_main}
     return LocalOptions(
         base=replace(plan, kind="temporal"),
@@ -91,8 +92,8 @@ def local_options(loaded: LoadedConfig, stage: LoweredStage, plan: PlacementPlan
             where=loaded.where("plan.kind"),
             may_run_ahead=stage.context.max_staleness > 0 and bool(generating),
             must_run_ahead=bool(generating) and _samples_ahead(stage),
-            in_process=EXECUTORS[loaded.config.executor].engines == "in process"
-            or _has_turns_of_several(stage.graph),
+            in_workers=places == "in workers",
+            in_process=places == "in process" or _has_turns_of_several(stage.graph),
         ),
     )
 

@@ -18,12 +18,11 @@ class ExecutorKind:
 
     Attributes:
         target: Its class as `module:class`, imported when something runs.
-        engines: Where its policies generate: in its own process only, or also in processes of their
-            own.
+        engines: Where its policies generate: in its own process only, in workers only, or either.
     """
 
     target: str
-    engines: Literal["in process", "anywhere"]
+    engines: Literal["in process", "in workers", "anywhere"]
 
 
 EXECUTORS: Mapping[str, ExecutorKind] = {
@@ -31,6 +30,7 @@ EXECUTORS: Mapping[str, ExecutorKind] = {
     "eager": ExecutorKind(
         target="flowrl.runtime.eager.executor:EagerExecutor", engines="in process"
     ),
+    "ray": ExecutorKind(target="flowrl.runtime.ray.executor:RayExecutor", engines="in workers"),
 }
 """By the name that `executor` has in a configuration."""
 

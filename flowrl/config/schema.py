@@ -369,7 +369,9 @@ class RunConfig(Section):
         stages: Names of the workflows that run in order. `train`, `args` and `stop` at the top
             belong to the last; `stage.NAME` holds those of the others.
         executor: `local` runs the compiled plan on this machine; `eager` runs the program line by
-            line on real tensors, for breakpoints and notebooks, with the same results.
+            line on real tensors, for breakpoints and notebooks, with the same results; `ray` has
+            engines, scorers and environments on the Ray cluster at RAY_ADDRESS, or on one that it
+            starts on this machine.
         cluster: `auto` finds this machine's devices; a path names a YAML that describes others;
             `ray`, or `ray:ADDRESS`, lists those of a running Ray cluster, to plan for them.
     """

@@ -98,6 +98,7 @@ class LocalRequest:
         may_run_ahead: Samples may be older than the weights.
         must_run_ahead: Some policy of the scheduler is about generating ahead.
         in_process: Another executor draws in its own process only.
+        in_workers: Another executor draws in workers only, which have no cores of their own.
     """
 
     roles: tuple[str, ...]
@@ -108,6 +109,7 @@ class LocalRequest:
     may_run_ahead: bool = False
     must_run_ahead: bool = False
     in_process: bool = False
+    in_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +196,13 @@ def _choice(
     request: LocalRequest, kind: LocalKind, number: int, *, pinned: bool = False
 ) -> LocalChoice:
     def of_role(role: str) -> int:
+        if request.in_process:
+            return 0
         own = request.fixed.get(role, number)
+        if request.in_workers:
+            return max(1, own)
         # One engine that takes turns with the trainer needs no process.
-        return 0 if request.in_process or (own == 1 and number == 0) else own
+        return 0 if own == 1 and number == 0 else own
 
     return LocalChoice(
         kind=kind, engines=tuple((role, of_role(role)) for role in request.roles), pinned=pinned
@@ -213,7 +219,8 @@ def _choices(request: LocalRequest) -> Iterator[LocalChoice]:
     cores, ahead = request.num_cores, request.may_run_ahead or request.must_run_ahead
 
     def wanted(kind: LocalKind) -> bool:
-        return request.kind in ("auto", kind) and not request.in_process
+        can = not (request.in_process or (request.in_workers and kind == "spatial"))
+        return can and request.kind in ("auto", kind)
 
     def numbers(most: int) -> Iterator[int]:
         if not request.fixed:

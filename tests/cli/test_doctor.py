@@ -172,7 +172,7 @@ def test_every_hint_stands_under_its_check(tmp_path):
     shown = doctor.render(list(report(tmp_path, lacking=("ray",)).values())).splitlines()
     at = next(i for i, line in enumerate(shown) if line.startswith("missing  ray"))
     assert shown[at + 1].strip() == (
-        "to do: pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); no run uses it"
+        "to do: pip install 'flowrl[ray]' for executor=ray and plans for its nodes (cluster=ray)"
     )
 
 

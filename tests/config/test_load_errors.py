@@ -56,7 +56,7 @@ def good(tmp_path: Path) -> Path:
             "seed=null",
             ["seed always has a value", "sections and named entries only", "a whole number"],
         ),
-        ("executor=null", ["executor always has a value", "'local' or 'eager'"]),
+        ("executor=null", ["executor always has a value", "'local', 'eager' or 'ray'"]),
         ("stages=null", ["'stages' is missing"]),
         ("data.train=null", ["'train' is missing in data"]),
         (
@@ -91,7 +91,7 @@ def good(tmp_path: Path) -> Path:
         ("plan.kind=hybrid", ["kind cannot be 'hybrid'", "take auto, which gives hybrid plans"]),
         ("plan.kind=colocated", ["kind cannot be 'colocated'", "it is called temporal"]),
         ("algorithm.aggregation=tokenmean", ["did you mean 'token-mean'?"]),
-        ("executor=ray", ["executor cannot be 'ray'", "expected: one of local, eager"]),
+        ("executor=spark", ["executor cannot be 'spark'", "expected: one of local, eager, ray"]),
         ("args.x=[1]", ["x must be text, a number or true or false"]),
         ("stop={}", ["'at_least' is missing in stop"]),
         ("data.train={kind: jsonl}", ["'path' is missing in data.train"]),

@@ -27,10 +27,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from traceback import FrameSummary
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from flowrl.backend.environment import Action, Environment, EpisodeStart, Observation, Outcome
 from flowrl.ids import SampleId
@@ -44,7 +43,7 @@ from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.user_errors import described, short_path, user_frames
 from flowrl.wording import counted
 
-__all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
+__all__ = ["Answer", "Call", "EnvironmentLoop", "Replies", "Reply"]
 
 
 _log = logging.getLogger(__name__)
@@ -94,6 +93,12 @@ class Reply:
     answer: Answer
 
 
+class Replies(Protocol):
+    """Receives answers, from any thread."""
+
+    def put(self, replies: list[Reply], /) -> None: ...
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Work:
     """A running call.
@@ -130,7 +135,7 @@ class EnvironmentLoop:
         name: str,
         timeout_s: float,
         concurrency: int,
-        replies: SimpleQueue[list[Reply]],
+        replies: Replies,
         own: Sequence[Path],
     ) -> None:
         self._environment = environment

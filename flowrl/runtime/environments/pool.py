@@ -17,20 +17,22 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from flowrl.backend.environment import Action, Environment, EnvironmentContext, EpisodeStart
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.environments.loop import Answer, Call, EnvironmentLoop, Reply
+from flowrl.runtime.environments.loop import Answer, Call, EnvironmentLoop, Replies, Reply
+from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.user_errors import described, library_folders, user_frames
 
-__all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment"]
+__all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment", "open_loop_here"]
 
 
 _MAX_LOST_IN_A_ROW = 3
@@ -42,6 +44,19 @@ _CLOSE_S = 5.0
 
 OpenEnvironment: TypeAlias = Callable[[EnvironmentContext], Environment]
 """Makes an environment; a plug-in's `open_environment`."""
+
+
+class Loop(Protocol):
+    """An environment that runs somewhere; see `EnvironmentLoop`."""
+
+    def send(self, orders: Sequence[Call | SampleId]) -> None: ...
+    def is_blocked(self, limit_s: float) -> bool: ...
+    def blocking(self) -> tuple[Call | None, EpisodeFailure | None]: ...
+    def stop(self, timeout_s: float) -> bool: ...
+
+
+OpenLoop: TypeAlias = Callable[[OpenEnvironment, EnvironmentContext, int, Replies], Loop]
+"""Opens an environment by a plug-in, for so many calls at once, whose answers go to replies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,7 @@ class EnvironmentPool:
         context: Arguments of the environment; `timeout_s` is the limit of each call.
         concurrency: Calls under way at once; further ones wait, and their time does not run.
         grace_s: Seconds after which a thread that has been blocked for `timeout_s` is given up.
+        open_loop: Opens the environment's loop, by default in this process.
 
     Raises:
         FlowError: An error of the plug-in about its configuration.
@@ -85,23 +101,24 @@ class EnvironmentPool:
         *,
         concurrency: int = 256,
         grace_s: float = 2.0,
+        open_loop: OpenLoop | None = None,
     ) -> None:
-        self._opening = opening
         self._context = context
-        self._concurrency = concurrency
         self._grace_s = grace_s
         self._check_interval_s = min(_LOOK_S, max(grace_s / 2, 0.01))
         self._next_ticket = 0
         self._pending: dict[int, Call] = {}
         self._calls: dict[SampleId, int] = {}  # the pending call of each episode that has one
-        self._hosts: dict[SampleId, EnvironmentLoop] = {}  # where each episode lives
+        self._hosts: dict[SampleId, Loop] = {}  # where each episode lives
         self._orders: list[Call | SampleId] = []  # not sent yet
         self._done: list[Answered] = []
         self._num_lost_in_a_row = 0
         self._suspected: float | None = None  # since when the thread seems to be blocked
         self._closed = False
-        self._own = (*library_folders(), *_package_of(opening))
         self._replies: SimpleQueue[list[Reply]] = SimpleQueue()
+        self._open_loop = partial(
+            open_loop or open_loop_here, opening, context, concurrency, self._replies
+        )
         self._loop = self._open_loop()
 
     @property
@@ -229,30 +246,6 @@ class EnvironmentPool:
         if self._closed:
             raise BackendError("the environment is closed", where=f"role {self.role}")
 
-    def _open_loop(self) -> EnvironmentLoop:
-        return EnvironmentLoop(
-            self._open_environment(),
-            name=f"environment-{self.role}",
-            timeout_s=self._context.timeout_s,
-            concurrency=self._concurrency,
-            replies=self._replies,
-            own=self._own,
-        )
-
-    def _open_environment(self) -> Environment:
-        try:
-            return self._opening(self._context)
-        except (FlowError, KeyboardInterrupt):
-            raise
-        # Importing a user's file can raise anything; they get their own lines.
-        except BaseException as reason:
-            frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
-            raise BackendError(
-                "the environment cannot be loaded",
-                where=f"roles.{self.role}.environment",
-                found=f"{described(reason)} ({' from '.join(reversed(frames))})",
-            ) from reason
-
     def _send(self, sample: SampleId, work: EpisodeStart | Action) -> None:
         call = Call(ticket=self._next_ticket, sample=sample, work=work, sent=time.monotonic())
         self._next_ticket += 1
@@ -322,6 +315,37 @@ class EnvironmentPool:
         self._calls.clear()
         self._orders.clear()
         self._loop = self._open_loop()
+
+
+def open_loop_here(
+    opening: OpenEnvironment, context: EnvironmentContext, concurrency: int, replies: Replies
+) -> EnvironmentLoop:
+    """Opens an environment and its loop in this process.
+
+    Raises:
+        FlowError: the environment cannot be opened; with the user's own lines.
+    """
+    own = (*library_folders(), *_package_of(opening))
+    try:
+        environment = opening(context)
+    except (FlowError, KeyboardInterrupt):
+        raise
+    # Importing a user's file can raise anything; they get their own lines.
+    except BaseException as reason:
+        frames = user_frames(traceback.extract_tb(reason.__traceback__), own)
+        raise BackendError(
+            "the environment cannot be loaded",
+            where=f"roles.{context.role}.environment",
+            found=f"{described(reason)} ({' from '.join(reversed(frames))})",
+        ) from reason
+    return EnvironmentLoop(
+        environment,
+        name=f"environment-{context.role}",
+        timeout_s=context.timeout_s,
+        concurrency=concurrency,
+        replies=replies,
+        own=own,
+    )
 
 
 def _package_of(opening: OpenEnvironment) -> tuple[Path, ...]:

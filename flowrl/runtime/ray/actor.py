@@ -1,0 +1,153 @@
+"""A worker in a Ray actor, and the mailbox through which it meets the run.
+
+    send -> mailbox -> the worker's own thread -> mailbox -> take
+
+The actor itself only passes messages on; the worker (an engine, scorers, an environment) is a
+function that gets the mailbox and runs until nothing more comes. Calls of `send` run one after the
+other, in a thread of theirs, and so do those of `take`, which wait for messages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import gettempdir
+from typing import cast
+
+import numpy as np
+import ray
+
+from flowrl.runtime.channels import Mailbox, Message
+from flowrl.runtime.ray import ENDED
+from flowrl.runtime.transfer.weight_folders import WeightFolders
+
+__all__ = ["WorkerActor", "file_bytes"]
+
+# Seconds after which a `take` without messages returns, so that a run that is gone is noticed.
+_TAKE_S = 10.0
+_NUM_NEWEST = 256
+
+
+class _Mailbox:
+    """See `Mailbox`; `put` and `close` are the run's side of it."""
+
+    def __init__(self, outgoing: SimpleQueue[Message]) -> None:
+        self._outgoing = outgoing
+        self._incoming: deque[Message | None] = deque()
+        self._readable, self._wake = os.pipe()
+        self._folders = WeightFolders(Path(gettempdir()))
+        self._num_folders = 0
+
+    def put(self, messages: tuple[Message, ...]) -> None:
+        self._incoming += messages
+        os.write(self._wake, b"\0")
+
+    def close(self) -> None:
+        self._incoming.append(None)
+        os.write(self._wake, b"\0")
+
+    def end(self) -> None:
+        self._folders.close()
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def receive(self) -> list[Message] | None:
+        os.read(self._readable, _NUM_NEWEST)
+        messages: list[Message] = []
+        while self._incoming:
+            message = self._incoming.popleft()
+            if message is None:
+                return None
+            messages.append(message)
+        return messages
+
+    def send(self, message: Message) -> None:
+        self._outgoing.put(message)
+
+    @contextmanager
+    def folder(self, shared: object) -> Iterator[Path]:
+        """Writes the files of an object that the run has put, into shared memory of this node."""
+        files: dict[str, np.ndarray] = ray.get(cast("ray.ObjectRef", shared))
+        self._num_folders += 1
+        folder = self._folders.new(self._num_folders)
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content.tofile(path)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def file_bytes(folder: Path) -> dict[str, np.ndarray]:
+    """Returns the content of each file in a folder, by its name relative to the folder."""
+    return {
+        str(path.relative_to(folder)): np.fromfile(path, np.uint8)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+class WorkerActor:
+    """See the module.
+
+    Args:
+        target: The worker as `module:function`; the function takes a `Mailbox`.
+        folder: Working folder of the run, which relative paths of the user's files are of.
+        path: Folders in which the run finds modules.
+    """
+
+    def __init__(self, target: str, folder: str, path: Sequence[str]) -> None:
+        sys.path += [entry for entry in path if entry not in sys.path]
+        if Path(folder).is_dir():  # on a node without it, whoever needs a file of it says so
+            os.chdir(folder)
+        # What libraries print reaches the run's standard error: its output is the command's.
+        os.dup2(2, 1)
+        self._outgoing: SimpleQueue[Message] = SimpleQueue()
+        self._mailbox = _Mailbox(self._outgoing)
+        module, _, name = target.partition(":")
+        work = cast("Callable[[Mailbox], None]", getattr(import_module(module), name))
+        # Linux kills the children of a worker with the thread that started them, so it is one that
+        # lives as long as the worker.
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    def send(self, *messages: Message) -> None:
+        """Puts messages into the mailbox."""
+        self._mailbox.put(messages)
+
+    def close(self) -> None:
+        """Shows the worker that nothing more comes."""
+        self._mailbox.close()
+
+    def take(self) -> list[Message]:
+        """Returns the worker's new messages; waits for the first, but not for ever."""
+        try:
+            messages = [self._outgoing.get(timeout=_TAKE_S)]
+        except Empty:
+            return []
+        while not self._outgoing.empty():
+            messages.append(self._outgoing.get())
+        return messages
+
+    def _run(self, work: Callable[[Mailbox], None]) -> None:
+        how = "exit code 0"
+        try:
+            work(self._mailbox)
+        except BaseException as reason:
+            traceback.print_exc()
+            sys.stderr.flush()
+            how = " ".join(traceback.format_exception_only(reason)[-1].split())
+        finally:
+            self._mailbox.end()
+        self._outgoing.put((ENDED, how))

@@ -1,0 +1,132 @@
+"""The channel to a worker in a Ray actor: calls of the actor, and objects of Ray's store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from flowrl.runtime.channels import Message
+from flowrl.runtime.ray import ENDED
+
+__all__ = ["ActorChannel"]
+
+_NUM_WAKES = 4096
+_MAX_TEXT = 200
+_REAP_S = 10.0
+
+
+class ActorChannel:
+    """See `Channel`. A thread of its own takes the actor's messages.
+
+    Args:
+        actor: Handle of a `WorkerActor`.
+        put: Puts the files of a folder into Ray's store.
+        deliver: Gets the messages in that thread, `(ENDED, how)` as the last one; by default they
+            wait for `receive`.
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        put: Callable[[Path], Any],
+        deliver: Callable[[list[Message]], None] | None = None,
+    ) -> None:
+        self._actor = actor
+        self._send = actor.send.options(concurrency_group="inbox")
+        self._close = actor.close.options(concurrency_group="inbox")
+        self._take = actor.take.options(concurrency_group="outbox")
+        self._put = put
+        self._deliver = self._keep if deliver is None else deliver
+        self._messages: deque[Message] = deque()
+        self._ended: str | None = None
+        self._over = threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()  # held while the pipe is closed or written
+        self._readable, self._writable = os.pipe()
+        threading.Thread(target=self._read, name="flowrl-ray-channel", daemon=True).start()
+
+    def fileno(self) -> int:
+        """See `Channel`."""
+        return self._readable
+
+    def send(self, message: Message) -> None:
+        """See `Channel`."""
+        if not self._over.is_set():
+            self._send.remote(message)
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        """See `Channel`."""
+        poller = select.poll()
+        poller.register(self._readable, select.POLLIN)
+        if poller.poll(1000.0 * timeout_s):
+            os.read(self._readable, _NUM_WAKES)
+        messages: list[Message] = []
+        while self._messages:
+            message = self._messages.popleft()
+            if message[0] == ENDED:
+                self._ended = str(message[1])
+            else:
+                messages.append(message)
+        return messages
+
+    def share(self, folder: Path) -> object:
+        """See `Channel`: an object with the folder's files."""
+        return self._put(folder)
+
+    def ended(self) -> str | None:
+        """See `Channel`."""
+        return self._ended
+
+    def kill(self, grace_s: float = 0.0) -> None:
+        """See `Channel`."""
+        self._over.wait(grace_s)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._actor)
+        # Its thread must be done with Ray before somebody leaves the cluster.
+        self._over.wait(_REAP_S)
+
+    def close(self, grace_s: float) -> None:
+        """See `Channel`."""
+        if self._closed:
+            return
+        if grace_s and not self._over.is_set():
+            self._close.remote()
+        self.kill(grace_s)
+        with self._lock:
+            self._closed = True
+            os.close(self._readable)
+            os.close(self._writable)
+
+    # In the channel's thread
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            try:
+                messages = ray.get(self._take.remote())
+            except Exception as reason:  # the actor died, or the cluster is gone
+                messages = [(ENDED, _described(reason))]
+            if any(message[0] == ENDED for message in messages):
+                self._over.set()
+            if messages:
+                self._deliver(messages)
+
+    def _keep(self, messages: list[Message]) -> None:
+        self._messages += messages
+        with self._lock:
+            if not self._closed:
+                os.write(self._writable, b"\0")
+
+
+def _described(reason: Exception) -> str:
+    """Returns Ray's account of an actor's end in one line."""
+    text = " ".join(str(reason).split())
+    _, found, cause = text.partition("The actor is dead because ")
+    return (cause if found else f"{type(reason).__name__}: {text}")[:_MAX_TEXT]

@@ -1,0 +1,153 @@
+"""The Ray executor: engines, scorers and environments in actors; trainers in this process.
+
+A plan is one for this machine, as the local executor runs it; what it places in processes of their
+own is in actors of the cluster, wherever Ray has room. Actors get models and weights as objects,
+so nodes share no files for them; the user's own files must be at the same paths on each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flowrl.backend.environment import EnvironmentContext
+from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
+from flowrl.compiler import CompiledStage
+from flowrl.config.rewards import RewardsConfig
+from flowrl.config.schema import RunConfig
+from flowrl.errors import ConfigError, PlanError
+from flowrl.ids import EngineId, RoleName
+from flowrl.runtime.channels import Channel
+from flowrl.runtime.driver.collected_batch import Scorers
+from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.local.engine_fleet import EngineFleet
+from flowrl.runtime.local.executor import LocalExecutor
+from flowrl.runtime.workers import require
+
+if TYPE_CHECKING:  # Ray is imported by a run, and not by a check that it can begin
+    from flowrl.runtime.ray.cluster import RayCluster
+
+__all__ = ["RayExecutor"]
+
+
+class RayExecutor(LocalExecutor):
+    """See the module and `flowrl.runtime.executor.Executor`."""
+
+    def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+        """See `Executor`."""
+        super().require_runnable(config, stages)
+        if find_spec("ray") is None:
+            raise ConfigError(
+                "Ray is not installed",
+                where="executor",
+                found="ray",
+                hint="pip install 'flowrl[ray]', or take executor=local",
+            )
+        for stage in stages:
+            _require_plan(stage)
+
+    @cached_property
+    def _cluster(self) -> RayCluster:
+        from flowrl.runtime.ray.cluster import RayCluster
+
+        return RayCluster()
+
+    def open_fleet(
+        self,
+        names: Sequence[EngineId],
+        plugin: str,
+        context: PolicyContext,
+        *,
+        export: Callable[[Path], None],
+        fallback: Path,
+        silence_s: float,
+        cores: Sequence[int],
+    ) -> EngineFleet:
+        """See `Executor`."""
+        num_cpus = context.num_threads
+        reserved = self._cluster.reserve(f"engines of {context.role}", len(names), num_cpus)
+        strategies = {name: reserved.strategy(index) for index, name in enumerate(names)}
+
+        def open_channel(name: EngineId) -> Channel:
+            return self._cluster.start(
+                name,
+                "flowrl.runtime.local.engine_worker:run_engine",
+                strategy=strategies[name],
+                num_cpus=num_cpus,
+            )
+
+        return EngineFleet(
+            names,
+            plugin,
+            context,
+            export=export,
+            fallback=fallback,
+            silence_s=silence_s,
+            open_channel=open_channel,
+            closed=reserved.release,
+        )
+
+    def open_scorers(
+        self,
+        backend: str,
+        role: str,
+        terms: tuple[Mapping[str, object], ...],
+        rewards: RewardsConfig,
+        *,
+        workers: int,
+    ) -> Scorers:
+        """See `Executor`."""
+        from flowrl.runtime.ray.clients import ActorScorers
+
+        require(backend, Service.SCORE, role)
+        context = ScoreContext(role=RoleName(role), terms=terms)
+        return ActorScorers(
+            partial(self._cluster.start, f"{role}.score", "flowrl.runtime.ray.workers:run_scorers"),
+            ("open", backend, context, rewards, workers),
+        )
+
+    def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
+        """See `Executor`."""
+        from flowrl.runtime.ray.clients import ActorLoop
+
+        plugin = require(backend, Service.ENVIRONMENT, context.role)
+        return EnvironmentPool(
+            plugin.open_environment,
+            context,
+            open_loop=lambda _, context, concurrency, replies: ActorLoop(
+                partial(
+                    self._cluster.start, context.role, "flowrl.runtime.ray.workers:run_environment"
+                ),
+                ("open", backend, context, concurrency),
+                replies,
+            ),
+        )
+
+    def close(self) -> None:
+        """See `Executor`."""
+        if "_cluster" in self.__dict__:
+            self._cluster.close()
+
+
+def _require_plan(stage: CompiledStage) -> None:
+    """Checks that a plan promises nothing that Ray decides, and no device that it does not see."""
+    plan, where = stage.plan, f"plan of {stage.name!r}"
+    devices = {device for placement in plan.placements for device in placement.devices}
+    if others := sorted(device for device in devices if not device.startswith("cpu")):
+        raise PlanError(
+            "the Ray executor runs models on CPUs only",
+            where=where,
+            found=", ".join(others),
+            hint="take executor=local, which runs plans for one accelerator",
+        )
+    for operation in plan.operations:
+        if operation.cores:
+            raise PlanError(
+                "the Ray executor binds no engine to a core",
+                where=f"{where}: {operation.node}",
+                found=f"cores {list(operation.cores)}",
+                hint="take plan.kind=temporal or asynchronous, or executor=local",
+            )

@@ -1,0 +1,173 @@
+"""Runs whose engines, scorers and environments are actors of a Ray cluster on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flowrl as fl
+from flowrl.backend.environment import Action, EnvironmentContext, EpisodeStart
+from flowrl.backend.protocols import ScoreRequest, ScoreResult
+from flowrl.config.rewards import RewardsConfig
+from flowrl.errors import BackendError, RewardError
+from flowrl.ids import RoleName, SampleId
+from flowrl.observe.rows import StepMetrics
+from flowrl.runtime.environments.pool import EpisodeLost
+from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.ray.executor import RayExecutor
+from flowrl.specs import FinishReason
+from tests.runtime.many_programs import games_of
+from tests.runtime.test_local_plans import by_own_logprobs, config_of, rows_of
+from tests.runtime.tiny_runs import WatchedDisplay, outcome
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ray") is None,
+        reason="the Ray executor needs Ray: pip install 'flowrl[ray]'",
+    ),
+    pytest.mark.usefixtures("cluster"),
+]
+
+DEADLINE_S = 60.0
+GUESS = str(Path(__file__).parents[2] / "examples" / "guess.py:Guess")
+
+
+def kill(channel: Any) -> None:
+    """Kills the process of a worker's actor."""
+    import ray
+
+    pid = ray.get(channel._actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=DEADLINE_S)
+    os.kill(pid, signal.SIGKILL)
+    channel._over.wait(DEADLINE_S)
+
+
+class Killer(WatchedDisplay):
+    """Kills an engine after the second step."""
+
+    def __init__(self, engines: list[EngineProcess]) -> None:
+        super().__init__()
+        self._engines = engines
+
+    def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+        super().step(metrics, eta_s)
+        if metrics.step == 2:
+            kill(self._engines[0]._channel)
+
+
+def run(
+    runs: Path, executor: str, num_engines: int = 1, display: WatchedDisplay | None = None
+) -> Path:
+    config = {**config_of(runs, steps=3), "args": {}, "executor": executor}
+    config["roles"]["actor"]["num_engines"] = num_engines
+    return fl.run(by_own_logprobs, config, display=display or WatchedDisplay()).folder
+
+
+def learned(folder: Path) -> tuple[list[str], bytes]:
+    rows = [f"{row['step']} {row['sample']} {row['response']}" for row in rows_of(folder)]
+    return sorted(rows), (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engines: list[EngineProcess] = []
+    init = EngineProcess.__init__
+
+    def watched(engine: EngineProcess, *arguments: Any, **options: Any) -> None:
+        init(engine, *arguments, **options)
+        engines.append(engine)
+
+    monkeypatch.setattr(EngineProcess, "__init__", watched)
+    expected = learned(run(tmp_path / "local", "local"))
+    assert engines == []
+    assert learned(run(tmp_path / "one", "ray")) == expected
+    assert len(engines) == 1
+    engines.clear()
+    assert learned(run(tmp_path / "two", "ray", 2, Killer(engines))) == expected
+    assert len(engines) == 3
+
+
+def test_episodes_are_those_of_a_local_run(tmp_path: Path):
+    folders = [
+        fl.run(None, games_of(tmp_path / name), executor=name, display=WatchedDisplay()).folder
+        for name in ("local", "ray")
+    ]
+    assert outcome(folders[0]) == outcome(folders[1])
+
+
+def request(sample: str) -> ScoreRequest:
+    return ScoreRequest(
+        sample=SampleId(sample),
+        prompt="1+1=",
+        response="2",
+        answer="2",
+        row={},
+        finish=FinishReason.STOP,
+        num_tokens=1,
+        tokens=(1,),
+    )
+
+
+def test_scorers_whose_actor_is_killed_are_replaced_and_score_everything():
+    rewards = RewardsConfig()
+    terms: tuple[dict[str, object], ...] = ({"kind": "exact_match"},)
+    scorers: Any = RayExecutor().open_scorers("verify", "verifier", terms, rewards, workers=1)
+    with contextlib.closing(scorers):
+        kill(scorers._channel)
+        scorers.submit([request("0/0/0"), request("0/0/1")])
+        found: list[Any] = []
+        while len(found) < 2:
+            assert scorers.wait(DEADLINE_S)
+            found += scorers.poll()
+    assert {result.sample for result in found} == {"0/0/0", "0/0/1"}
+    assert all(isinstance(result, ScoreResult) and result.score == 1.0 for result in found)
+
+
+def test_an_error_of_a_reward_comes_with_the_user_s_line(tmp_path: Path):
+    (tmp_path / "bad.py").write_text("import nothing_like_this\n")
+    terms = ({"kind": "python", "name": "bad", "function": f"{tmp_path / 'bad.py'}:f"},)
+    with pytest.raises(RewardError, match=r"bad\.py:1"):
+        RayExecutor().open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
+
+
+def test_an_environment_whose_actor_is_killed_loses_its_episodes_and_plays_new_ones():
+    context = EnvironmentContext(
+        role=RoleName("game"), environment=GUESS, options={"size": 4}, timeout_s=DEADLINE_S
+    )
+
+    def start(sample: str) -> EpisodeStart:
+        row: dict[str, object] = {}
+        return EpisodeStart(sample=SampleId(sample), seed=1, row=row, prompt="", answer="")
+
+    with RayExecutor().open_environment("environment", context) as pool:
+
+        def answered(ask: Callable[[], None]) -> object:
+            ask()
+            assert pool.wait(DEADLINE_S)
+            (answer,) = pool.poll()
+            return answer.answer
+
+        first = answered(lambda: pool.start(start("0/0/0")))
+        kill(pool._loop._channel)  # type: ignore[attr-defined]
+        turn = Action(text="1", tokens=(), turn=0, finish=FinishReason.STOP)  # type: ignore[arg-type]
+        lost = answered(lambda: pool.submit(SampleId("0/0/0"), turn))
+        assert isinstance(lost, EpisodeLost)
+        again = answered(lambda: pool.start(start("0/0/1")))
+        assert type(again) is type(first)
+
+
+def test_engines_for_which_the_cluster_has_no_place_are_refused_with_what_there_is(tmp_path: Path):
+    import ray
+
+    too_many = int(ray.cluster_resources()["CPU"]) + 1
+    with pytest.raises(BackendError, match="no place for engines of actor") as caught:
+        run(tmp_path, "ray", too_many)
+    assert "1 node with" in str(caught.value.found)
+    assert caught.value.expected == f"{too_many} workers with 1 CPU each"
