@@ -17,7 +17,7 @@ Later values beat earlier ones: the defaults of `flowrl.config.schema`, `base`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,39 +67,12 @@ class LoadedConfig:
         """Returns a message's place with each dotted key replaced by the place of that key.
 
         Checks of programs and graphs know no configuration and say `roles.actor`; people look for
-        its line. Three or more places in one file, or on the command line, are joined:
-        `job.yaml:7, 8, 9 (plan.pins.actor: tp, pp, cp)`.
+        its line.
         """
         if where is None:
             return None
-        by_source: dict[object, dict[str, str]] = {}
-        for part in where.split(" and "):
-            is_key = _KEY.fullmatch(part) and part.split(".")[0] in RunConfig.model_fields
-            place = self.where(part) if is_key else part
-            origin = self.places.origins.get(part)
-            source = place if origin is None else origin.file or bool(origin.override)
-            by_source.setdefault(source, {})[place] = part
-        joined: list[str] = []
-        for places in by_source.values():
-            joined += places if len(places) < _MIN_JOINED else [self._joined(places.values())]
-        return " and ".join(joined)
-
-    def _joined(self, keys: Iterable[str]) -> str:
-        """Returns the places of keys that were written in one file, or on the command line."""
-        origins = {key: self.places.origins[key] for key in keys}
-        sections: dict[str, list[str]] = {}
-        for key, origin in origins.items():
-            setting = quoted(origin.override) or key
-            section = setting.partition("=")[0].rpartition(".")[0]
-            sections.setdefault(section, []).append(setting.removeprefix(f"{section}."))
-        settings = "; ".join(
-            f"{section}{': ' if section and len(names) > 1 else '.' if section else ''}"
-            f"{', '.join(names)}"
-            for section, names in sections.items()
-        )
-        lines = ", ".join(str(origin.line) for origin in origins.values())
-        file = next(iter(origins.values())).file
-        return f"command line ({settings})" if file is None else f"{file}:{lines} ({settings})"
+        places = [self.where(part) if _is_key(part) else part for part in where.split(" and ")]
+        return " and ".join(dict.fromkeys(places)).replace(") and command line (", ", ")
 
     def is_set(self, key: str) -> bool:
         """True if `key` was written anywhere, rather than left at its default."""
@@ -151,9 +124,9 @@ def locating(loaded: LoadedConfig) -> Iterator[None]:
         raise
 
 
-_KEY = re.compile(r"[a-z_]+(\.[\w-]+)*")
-_MIN_JOINED = 3
-"""From so many places of one file on, the file is named once."""
+def _is_key(text: str) -> bool:
+    is_dotted = re.fullmatch(r"[a-z_]+(\.[\w-]+)*", text) is not None
+    return is_dotted and text.split(".")[0] in RunConfig.model_fields
 
 
 def load_config(
@@ -178,7 +151,7 @@ def load_config(
     if path is not None:
         root = merged(root, _read_config(path, ()), RunConfig)
     for override in overrides:
-        root = merged(root, _read_override(override, path), RunConfig)
+        root = merged(root, _read_override(override), RunConfig)
     _drop_unused_stages(root)
     remove_nulls(root, RunConfig)
     places = Places.of(root, path)
@@ -228,7 +201,7 @@ def _refuse_plan(path: Path, values: Mapping[str, object]) -> None:
         )
 
 
-def _read_override(override: str, path: Path | None) -> Node:
+def _read_override(override: str) -> Node:
     key, equals, text = override.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
@@ -236,7 +209,7 @@ def _read_override(override: str, path: Path | None) -> Node:
             f"{quoted(override)!r} is no override",
             where="command line",
             expected="key=value, such as train.steps=300",
-            hint=_override_hint(override, path),
+            hint=_override_hint(override),
         )
     origin = Origin(override=override)
     node = read_yaml_value(text, origin)
@@ -260,37 +233,17 @@ def _drop_unused_stages(root: Node) -> None:
             del sections.entries[name]
 
 
-def _override_hint(word: str, config: Path | None) -> str:
-    """Returns what to write in place of a word that is no override and comes after `config`."""
+def _override_hint(word: str) -> str:
+    """Returns what to write in place of a word that is no override."""
     if "=" in word:
         return "write the dotted key in front of `=`: train.steps=300"
-    given = Path(word.partition(":")[0])
-    if config is None or word.startswith("-") or given.suffix not in _FILES:
-        return f"write {word.lstrip('-') or 'KEY'}=VALUE"
-    if given.suffix == ".py":
-        return f"write workflow={word}, which is a key of the configuration"
-    if _describes_machines(config):
+    if Path(word.partition(":")[0]).suffix in (".py", ".json", *YAML_SUFFIXES):
         return (
-            f"the configuration goes first, then the cluster: {word} cluster={config} "
-            f"(`flowrl plan` takes --cluster {config} too)"
+            "one configuration comes first, and other files are values: workflow=FILE.py, "
+            "cluster=FILE.yaml, roles.actor.model=FILE.json, --plan FILE.json; a file takes over "
+            f"another with `extends: {word}`"
         )
-    if _describes_machines(given):
-        return f"write cluster={word} (`flowrl plan` takes --cluster {word} too)"
-    if given.suffix == ".json":
-        return f"write --plan {word} for a plan, roles.actor.model={word} for a model"
-    return f"give one configuration; `extends: {word}` at the top of a file takes over another's"
-
-
-_FILES = (".py", ".json", *YAML_SUFFIXES)
-
-
-def _describes_machines(path: Path) -> bool:
-    if path.suffix not in YAML_SUFFIXES:
-        return False
-    try:
-        return "nodes" in read_yaml_file(path).entries
-    except ConfigError:
-        return False
+    return f"write {word.lstrip('-') or 'KEY'}=VALUE"
 
 
 def _interpolated(root: Node, places: Places) -> Value:

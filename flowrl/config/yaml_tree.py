@@ -13,7 +13,6 @@ as long, and refuse a tab between a value and a comment, which YAML allows.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from yaml.constructor import SafeConstructor
 
 from flowrl.config.tree import Node, Origin, Scalar
 from flowrl.errors import ConfigError
-from flowrl.wording import counted, listing, nearest_file
+from flowrl.wording import listing, nearest_file
 
 __all__ = [
     "CONFIG",
@@ -155,56 +154,35 @@ def read_text(path: Path, kind: FileKind) -> str:
     Raises:
         ConfigError: The file is missing or cannot be read; the message has the nearest name.
     """
+    where, folder = str(path), path.parent
     if path.suffix == ".py":
+        is_config = f"name a config and give it the workflow: CONFIG.yaml workflow={path}"
         raise ConfigError(
             f"this is a Python file, not a {kind.noun}",
-            where=str(path),
-            hint=f"name a config and give it the workflow: CONFIG.yaml workflow={path}"
-            if kind is CONFIG
-            else kind.hint,
+            where=where,
+            hint=is_config if kind is CONFIG else kind.hint,
         )
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        folder = path.parent
-        names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        configs = [name for name in names if name.endswith(YAML_SUFFIXES)]
-        raise ConfigError(
-            "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
-            where=str(path),
-            expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
-            hint=nearest_file(path, YAML_SUFFIXES, *kind.folders) or kind.hint,
-        ) from None
-    except IsADirectoryError:
-        inside = sorted(p.name for p in path.iterdir() if p.suffix in YAML_SUFFIXES)
-        raise ConfigError(
-            "this is a folder, not a YAML file",
-            where=str(path),
-            found=f"{listing(inside)} in it" if inside else None,
-            hint=_folder_hint(path, inside) or kind.hint,
-        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             "the file is not UTF-8 text",
-            where=str(path),
+            where=where,
             found=f"byte {error.object[error.start]:#04x} at {error.start}",
             hint=f"save it as UTF-8, or {kind.hint}",
         ) from None
     except OSError as error:
+        what = f"cannot read: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            what = "no such file" if folder.is_dir() else f"no such file, and no folder {folder}"
+        held = path if path.is_dir() else folder
+        names = sorted(file.name for file in held.glob("*") if file.suffix in YAML_SUFFIXES)
         raise ConfigError(
-            f"cannot read: {error.strerror}",
-            where=str(path),
-            hint="give a file that may be read (`ls -l` shows whose it is)",
+            "this is a folder, not a YAML file" if path.is_dir() else what,
+            where=where,
+            expected=f"a {kind.noun}; {held} holds {listing(names)}" if names else None,
+            hint=nearest_file(path, YAML_SUFFIXES, *kind.folders) or kind.hint,
         ) from None
-
-
-def _folder_hint(folder: Path, configs: list[str]) -> str | None:
-    if (folder / "config.yaml").is_file():
-        return (
-            f"its configuration is {folder / 'config.yaml'}; "
-            f"to go on with this run: flowrl run --resume {folder}"
-        )
-    return f"name a file, such as {folder / configs[0]}" if configs else None
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
@@ -230,7 +208,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
             f"not YAML: {error.problem or error.context}",
             where=f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name,
             found=repr(line.strip()) if line else None,
-            hint=_syntax_hint(line, error, lines),
+            hint=_syntax_hint(line, error),
         ) from None
 
 
@@ -243,72 +221,38 @@ def _too_deep(where: str) -> ConfigError:
         "not YAML that can be read: brackets or indentation without end",
         where=where,
         expected=f"at most {_DEEPEST} mappings and lists inside of each other",
-        hint="look for a bracket that is written again and again",
+        hint="look for a bracket that is written again and again, or an alias inside its anchor",
     )
 
 
-def _syntax_hint(line: str, error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
-    mark, problem, begun = error.problem_mark, error.problem or "", error.context_mark
+def _syntax_hint(line: str, error: yaml.MarkedYAMLError) -> str:
     if "\t" in line:
         return "indent with spaces, not tabs"
-    if begun is not None and mark is not None and begun.line < mark.line:
-        opened = "bracket" if "flow" in (error.context or "") else "quote"
-        if opened == "bracket" or "quoted scalar" in (error.context or ""):
-            return f"close the {opened} that line {begun.line + 1} opens"
-    if mark is not None and _is_indented_wrongly(line, mark.column, problem):
-        return _indentation_hint(lines[: mark.line], line, mark.line + 1)
-    if "{" in line or ": " in line:
-        return "put text that holds braces or a colon in quotes"
-    return "look at this line and the one before it: brackets, quotes and spaces at the start"
-
-
-def _is_indented_wrongly(line: str, column: int, problem: str) -> bool:
-    """True if a line is wrong by where it begins, and not by what it contains."""
-    before = line[:column]
-    if "mapping values are not allowed" in problem:
-        # The first colon of a line is a mistake only below a value that is one text already.
-        return re.fullmatch(r"\s*(- +)*[\w.\"'-]+ *", before) is not None
-    expects = ("expected <block end>", "expected '<document start>'")
-    return problem.startswith(expects) and not before.strip()
-
-
-def _indentation_hint(above: Sequence[str], line: str, number: int) -> str:
-    texts = [(place, text) for place, text in enumerate(above, start=1) if text.strip()]
-    written = [(place, text) for place, text in texts if not text.lstrip().startswith("#")]
-    if not written:
-        return f"indent line {number} as the keys that it belongs to"
-    place, last = written[-1]
-    is_entry = line.lstrip().startswith("-")
-    # The keys of a list's entry begin after its dash.
-    leading = " " if is_entry else " -"
-    own, other = (len(text) - len(text.lstrip(leading)) for text in (line, last))
+    if error.context_mark is not None and (error.context or "").endswith(_ENCLOSED):
+        return f"close the bracket or quote that line {error.context_mark.line + 1} opens"
     return (
-        f"correct the indentation: line {number} begins after {counted(own, 'space')}, "
-        f"line {place} after {other}, and {'entries of a list' if is_entry else 'keys'} that "
-        "belong together begin at the same place"
+        "put text that holds braces or a colon in quotes, and begin keys that belong together, or "
+        "entries of a list, in the same column"
     )
 
 
-def _node(node: yaml.Node, origin: Origin, outside: tuple[yaml.Node, ...] = ()) -> Node:
+_ENCLOSED = ("flow mapping", "flow sequence", "quoted scalar")
+"""The contexts of the parser's errors that a bracket or a quote begins."""
+
+
+def _node(node: yaml.Node, origin: Origin, depth: int = 0) -> Node:
     """Converts a node of YAML.
 
     Args:
         node: The node.
         origin: The override, or the file, without a line.
-        outside: The mappings and lists around it.
+        depth: Number of mappings and lists around it.
     """
     here = _at(node, origin)
-    if node in outside:
-        raise ConfigError(
-            "an anchor refers to itself",
-            where=str(here),
-            hint="write the value out in place of the alias (`*NAME`)",
-        )
-    if len(outside) >= _DEEPEST:
+    if depth >= _DEEPEST:
         raise _too_deep(str(here))
-    outside = (*outside, node)
     if isinstance(node, yaml.SequenceNode):
-        return Node([_node(item, origin, outside) for item in node.value], here)
+        return Node([_node(item, origin, depth + 1) for item in node.value], here)
     if not isinstance(node, yaml.MappingNode):
         return Node(_scalar(node, here), here)
     entries: dict[str, Node] = {}
@@ -316,14 +260,13 @@ def _node(node: yaml.Node, origin: Origin, outside: tuple[yaml.Node, ...] = ()) 
         place = _at(key_node, origin)
         key = _key(key_node, place)
         if key in entries:
-            first = next(first for first, _ in node.value if first.value == key)
             raise ConfigError(
                 f"the key {key!r} is written twice in one mapping",
                 where=str(place),
-                found=f"first in line {first.start_mark.line + 1}",
+                found=f"first at {entries[key].origin}",
                 hint="keep one of them",
             )
-        entries[key] = _node(value_node, origin, outside)
+        entries[key] = _node(value_node, origin, depth + 1)
         entries[key].origin = place
     return Node(entries, here)
 
@@ -333,23 +276,20 @@ def _at(node: yaml.Node, origin: Origin) -> Origin:
 
 
 def _key(node: yaml.Node, place: Origin) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise ConfigError(
-            "a key must be text",
-            where=str(place),
-            found=_KINDS[type(node)],
-            hint="write `key: value`, with one word for the key",
-        )
-    if node.value == "<<" and not node.style:
+    is_scalar = isinstance(node, yaml.ScalarNode)
+    if is_scalar and node.value == "<<" and not node.style:
         raise ConfigError(
             "merge keys are not read",
             where=str(place),
             hint="`extends: FILE.yaml` at the top takes over another file's keys",
         )
-    if isinstance(key := _scalar(node, place), str):
+    if is_scalar and isinstance(key := _scalar(node, place), str):
         return key
     raise ConfigError(
-        "a key must be text", where=str(place), found=node.value, hint="put it in quotes"
+        "a key must be text",
+        where=str(place),
+        found=node.value if is_scalar else _KINDS[type(node)],
+        hint="write `key: value`, with one word, or text in quotes, for the key",
     )
 
 

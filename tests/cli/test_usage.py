@@ -61,11 +61,11 @@ def test_a_misused_command_line_is_told_what_to_write(capfd, words: str, said: s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([CLUSTER, CONFIG], "the configuration goes first, then the cluster"),
-        ([CONFIG, CLUSTER], f"write cluster={CLUSTER}"),
-        ([CONFIG, QUICK], f"`extends: {QUICK}` at the top"),
-        ([CONFIG, "mine.py"], "write workflow=mine.py"),
-        ([CONFIG, "other.json"], "--plan other.json for a plan"),
+        ([CLUSTER, CONFIG], "one configuration comes first"),
+        ([CONFIG, CLUSTER], "cluster=FILE.yaml"),
+        ([CONFIG, QUICK], f"`extends: {QUICK}`"),
+        ([CONFIG, "mine.py"], "workflow=FILE.py"),
+        ([CONFIG, "other.json"], "--plan FILE.json"),
         ([CONFIG, "=3"], "write the dotted key in front of `=`"),
     ],
 )
