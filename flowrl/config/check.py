@@ -65,37 +65,30 @@ def _stages_are_named(loaded: LoadedConfig) -> Problems:
 def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
     roles = loaded.config.roles
     for name, role in roles.items():
-        key = f"roles.{name}.copy_of"
-        if role.copy_of is not None and role.copy_of not in roles:
+        where, source = loaded.where(f"roles.{name}.copy_of"), role.copy_of
+        if source is None:
+            continue
+        if source not in roles:
             others = [other for other in roles if other != name]
             yield ConfigError(
-                f"no role is called {role.copy_of!r}",
-                where=loaded.where(key),
+                f"no role is called {source!r}",
+                where=where,
                 expected=f"one of {listing(others)}",
-                hint=one_of_them(role.copy_of, others),
+                hint=one_of_them(source, others),
             )
-        elif role.copy_of is not None and role.model is not None:
+        elif role.model is not None:
             yield ConfigError(
-                f"{name} has a model of its own and is a copy of {role.copy_of}",
-                where=loaded.where(key),
+                f"{name} has a model of its own and is a copy of {source}",
+                where=where,
                 hint=f"keep roles.{name}.model or copy_of; `null` unsets one",
             )
-        chain = [name]
-        while (source := roles[chain[-1]].copy_of) in roles and source not in chain:
-            chain.append(str(source))
-        if source is None and len(chain) > 2:
+        elif (first := roles[source].copy_of) is not None:
             yield ConfigError(
-                f"{name} is a copy of {role.copy_of}, which is itself a copy",
-                where=loaded.where(key),
-                hint=f"set {key}={chain[-1]}",
-            )
-        # Each circle is reported once, at its first role by name.
-        if source == name == min(chain):
-            yield ConfigError(
-                "roles are copies of each other in a circle",
-                where=loaded.where(key),
-                found=" -> ".join([*chain, name]),
-                hint="give one of them a model",
+                f"{name} is a copy of {source}, which is itself a copy",
+                where=where,
+                found=f"{name} -> {source} -> {first}",
+                expected="a role with a model of its own",
+                hint=f"copy {first}, or give {source} a model",
             )
 
 
@@ -114,48 +107,20 @@ def _alphabet_covers_sums(loaded: LoadedConfig) -> Problems:
                 )
 
 
-def _environments_are_whole(loaded: LoadedConfig) -> Problems:
-    for name, role in loaded.config.roles.items():
-        if role.environment is None and role.options:
-            yield ConfigError(
-                f"{name} has options, but no environment that they are for",
-                where=loaded.where(f"roles.{name}.options"),
-                found=listing(role.options),
-                hint=f"set roles.{name}.environment=FILE.py:NAME, or leave the options out",
-            )
-        for key in ("model", "copy_of", "tokenizer", "optimizer"):
-            if role.environment is not None and getattr(role, key) is not None:
-                yield ConfigError(
-                    f"{name} is an environment, which has no {key}",
-                    where=loaded.where(f"roles.{name}.{key}"),
-                    hint=f"leave out roles.{name}.{key} or roles.{name}.environment",
-                )
-
-
 def _keys_of_rows_are_read(loaded: LoadedConfig) -> Problems:
     """Checks that keys of rows at the top of `data` have a source that reads them."""
     data = loaded.config.data
     if any(isinstance(part, str) for _, part in loaded.config.data_sources()):
         return
-    changed = [
-        name
-        for name, field in RowFields.model_fields.items()
-        if getattr(data, name) != field.get_default(call_default_factory=True)
-    ]
-    kind = data.train.kind if not isinstance(data.train, str) else ""
-    # A preset sets the others.
-    for name in changed[:1] if data.preset else changed:
-        value = getattr(data, name)
-        sums = isinstance(data.train, ArithmeticData)
-        yield ConfigError(
-            f"no data reads data.{name}: a source of kind {kind} has "
-            + ("no templates" if sums else "its own"),
-            where=loaded.where(f"data.{name}"),
-            found=f"{value!r} next to data.train of kind {kind}",
-            hint=f"leave data.{name} out"
-            if sums
-            else f"write data.train.{name}={value!r} in its place",
-        )
+    for name, field in RowFields.model_fields.items():
+        key, value = f"data.{name}", getattr(data, name)
+        if loaded.is_set(key) and value != field.get_default(call_default_factory=True):
+            yield ConfigError(
+                f"no data reads {key}: it is for sources that are plain paths",
+                where=loaded.where(key),
+                found=f"{value!r} next to data.train of kind {getattr(data.train, 'kind', 'path')}",
+                hint=f"leave {key} out, or write data.train.{name}={value!r} in its place",
+            )
 
 
 def _mini_batches_divide(loaded: LoadedConfig) -> Problems:
@@ -201,22 +166,6 @@ def _steps_or_epochs(loaded: LoadedConfig) -> Problems:
             )
 
 
-def _stops_are_allowed(loaded: LoadedConfig) -> Problems:
-    """Checks that the least length of a response is not above its greatest."""
-    for name, prefix in loaded.stage_prefixes():
-        sampling = loaded.config.stage_config(name).train.sampling
-        if sampling.min_tokens <= sampling.max_tokens:
-            continue
-        keys = tuple(f"{prefix}train.sampling.{key}" for key in ("min_tokens", "max_tokens"))
-        yield ConfigError(
-            f"{keys[0]}={sampling.min_tokens} is above {keys[1]}={sampling.max_tokens}, so that no "
-            "response could ever stop",
-            where=loaded.where_all(*keys),
-            found=loaded.defaults_among(*keys),
-            hint=f"nearest: min_tokens {sampling.max_tokens}, or max_tokens {sampling.min_tokens}",
-        )
-
-
 def _samples_fit(loaded: LoadedConfig) -> Problems:
     """Checks that a prompt and its response fit the longest sample of a new model."""
     config = loaded.config
@@ -248,17 +197,6 @@ def least_prompt_tokens(loaded: LoadedConfig) -> tuple[int, str]:
     if isinstance(data.train, ArithmeticData):
         return 2 * data.train.digits + 2, "two numbers, + and ="
     return 1, "at least"
-
-
-def _scorers_have_terms(loaded: LoadedConfig) -> Problems:
-    for name, role in loaded.config.roles.items():
-        if role.terms == ():
-            key = f"roles.{name}.terms"
-            yield ConfigError(
-                f"{name} has a list of reward terms with nothing in it",
-                where=loaded.where(key),
-                hint=f"add a term, or leave {key} out to score with rewards.terms",
-            )
 
 
 def _calls_end_before_a_stall(loaded: LoadedConfig) -> Problems:
@@ -349,7 +287,6 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     check_files.workflow_files_exist,
     _mini_batches_divide,
     _steps_or_epochs,
-    _stops_are_allowed,
     # Before data, which a plan for other machines does without.
     check_files.cluster_file_exists,
     check_files.data_files_exist,
@@ -357,9 +294,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _roles_copy_roles,
     check_files.model_folders_exist,
     check_files.environment_files_exist,
-    _environments_are_whole,
     check_files.reward_files_exist,
-    _scorers_have_terms,
     _calls_end_before_a_stall,
     _metrics_are_measured,
     _greedy_samples_differ,

@@ -106,21 +106,15 @@ def _model_hint(model: str) -> str:
     match = nearest(folder.name, siblings)
     if match is not None:
         return f"did you mean {folder.parent / match}?"
-    if model.startswith("~"):
-        return "give the path in full; `~` is expanded by shells only, at the start of a word"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        shape = shape_of(folder.name)
         return (
             "flowrl downloads nothing by itself; to plan and simulate, its config.json is enough: "
-            f"{_shape_hint(folder.name)}`hf download {model} config.json --local-dir {model}`; "
+            f"{f'name {shape}, or ' if shape else ''}"
+            f"`hf download {model} config.json --local-dir {model}`; "
             f"to run, `hf download {model} --local-dir {model}` makes the folder"
         )
     return "give an existing folder, or the fields of a new model: model: {hidden_size: 64}"
-
-
-def _shape_hint(name: str) -> str:
-    """Returns a hint with the file of `configs/models` for a model's name, or an empty text."""
-    shape = shape_of(name)
-    return f"name {shape}, or " if shape is not None else ""
 
 
 def shape_of(name: str) -> Path | None:
@@ -191,11 +185,9 @@ def _missing_file(path: Path, what: str, where: str, *ready_made: Path) -> Probl
     if path.is_file():
         return
     if path.exists():
-        kind = "a folder" if path.is_dir() else "no regular file (it is read more than once)"
         yield ConfigError(
-            f"the {what} {path} is {kind}",
+            f"the {what} {path} is no regular file",
             where=where,
-            expected=f"a {what}",
             hint="name the file itself",
         )
         return

@@ -160,10 +160,19 @@ class RoleConfig(Section):
     num_engines: Annotated[Int, Field(ge=1, le=1024)] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
-    terms: Terms | None = None
+    terms: Annotated[Terms, Field(min_length=1)] | None = None
     environment: str | None = None
     options: Args = Field(default_factory=dict)
     timeout_s: Float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _environments_have_no_model(self) -> RoleConfig:
+        if self.environment is None and self.options:
+            raise ValueError("options are of an environment, and this role has none")
+        for key in ("model", "copy_of", "tokenizer", "optimizer"):
+            if self.environment is not None and getattr(self, key) is not None:
+                raise ValueError(f"a role with an environment has no {key}")
+        return self
 
 
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}

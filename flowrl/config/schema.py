@@ -73,6 +73,15 @@ class SamplingConfig(Section):
     min_tokens: Int = Field(default=0, ge=0)
     max_tokens: Int = Field(default=256, ge=1, le=1 << 24)
 
+    @model_validator(mode="after")
+    def _a_response_can_stop(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}, so that no "
+                "response could ever stop"
+            )
+        return self
+
 
 class TrainConfig(Section):
     """A stage's schedule; the module says what each size means.
