@@ -276,19 +276,22 @@ def _at(node: yaml.Node, origin: Origin) -> Origin:
 
 
 def _key(node: yaml.Node, place: Origin) -> str:
-    is_scalar = isinstance(node, yaml.ScalarNode)
-    if is_scalar and node.value == "<<" and not node.style:
-        raise ConfigError(
-            "merge keys are not read",
-            where=str(place),
-            hint="`extends: FILE.yaml` at the top takes over another file's keys",
-        )
-    if is_scalar and isinstance(key := _scalar(node, place), str):
+    if not isinstance(node, yaml.ScalarNode):
+        key, shown = None, _KINDS[type(node)]
+    else:
+        key, shown = _scalar(node, place), node.value
+        if key == "<<" and not node.style:
+            raise ConfigError(
+                "merge keys are not read",
+                where=str(place),
+                hint="`extends: FILE.yaml` at the top takes over another file's keys",
+            )
+    if isinstance(key, str):
         return key
     raise ConfigError(
         "a key must be text",
         where=str(place),
-        found=node.value if is_scalar else _KINDS[type(node)],
+        found=shown,
         hint="write `key: value`, with one word, or text in quotes, for the key",
     )
 
