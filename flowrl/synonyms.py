@@ -1,7 +1,8 @@
 """Names that papers, other libraries and vendors have for what flowrl has under another name.
 
-The topics are modules of programs (`fl.loss`), the arguments of a function (`generate()`), and the
-keys and the values of a configuration (`key`, `value`).
+The topics are modules of programs (`fl.loss`), attributes of data and of roles in programs
+(`handle`, `role`), the arguments of a function (`generate()`), and the keys and the values of a
+configuration (`key`, `value`).
 """
 
 from __future__ import annotations
@@ -93,6 +94,25 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "fl.shaping.soft_overlong(...)": "overlong",
     },
     "fl.grammar": {"fl.grammar.json_schema(...)": "json schema"},
+    "handle": {
+        "logprobs = reference.logprobs(rollout); the engine's go along with the rollout": (
+            "logprob logprobs"
+        ),
+        "scores = reward.score(rollout)": "reward rewards score scores",
+        "advantages = fl.advantage.group_relative(scores)": "advantage advantages",
+        "advantages, returns = fl.advantage.gae(scores, values, rollout)": "returns gae",
+        "values = critic.values(rollout), or .value for data with executor=eager": "values",
+        "rollout, scores = fl.filter.zero_variance(rollout, scores)": "filter drop",
+        "rollout, scores = fl.select.top(rollout, scores, k=1)": "best select sort topk",
+    },
+    "role": {
+        "generate": "act rollout sample complete",
+        "logprobs": "forward logprob logits",
+        "score": "compute evaluate grade judge rate reward verify",
+        "sync": "copy copyfrom load refresh setweights",
+        "update": "backward fit learn optimize step train",
+        "values": "baseline predict",
+    },
     "Sampling() generate() interact()": {
         "temperature": "t temp",
         "temperature=0, which takes the likeliest token": "dosample greedy",

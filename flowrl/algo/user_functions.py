@@ -21,10 +21,9 @@ from flowrl.specs.maps import MapSpec, OwnMap
 from flowrl.specs.user_functions import (
     NO_DEBUGGER,
     Options,
-    definition_of,
-    line_of,
     load_function,
 )
+from flowrl.user_lines import definition_of, user_line_of
 from flowrl.wording import suggestion
 
 __all__ = ["UserFunction", "check_per_sample", "own_advantage", "own_map", "shape_of"]
@@ -60,7 +59,7 @@ class UserFunction:
             TraceError: The function does not exist.
         """
         function = load_function(reference)
-        return cls(kind, function, options, declared, definition_of(function))
+        return cls(kind, function, options, declared, str(definition_of(function)))
 
     @property
     def title(self) -> str:
@@ -77,7 +76,7 @@ class UserFunction:
             return self.function(*arguments, **dict(self.options))
         except FlowError as error:
             if error.where is None:  # raised by an argument: a field that is not declared
-                error.where = line_of(error, self.where)
+                error.where = user_line_of(error, self.where)
             raise
         except Exception as error:
             raise self._raised(error, arguments) from error
@@ -87,7 +86,7 @@ class UserFunction:
         reason = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
         report = TraceError(
             f"{self.title} raised {NO_DEBUGGER if isinstance(error, BdbQuit) else reason}",
-            where=line_of(error, self.where),
+            where=user_line_of(error, self.where),
         )
         declared = f"it declares {', '.join(self.declared) or 'nothing'}"
         if isinstance(error, AttributeError) and any(error.obj is each for each in arguments):

@@ -18,7 +18,7 @@ from flowrl.passes.simplify import decisions_on_merging, decisions_on_sums, merg
 from flowrl.program import Workflow, load_workflow
 from flowrl.program.parameters import RoleKind
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
-from flowrl.specs.user_functions import definition_of
+from flowrl.user_lines import definition_of
 
 __all__ = ["LoweredStage", "lower", "lower_stages", "sampling_of"]
 
@@ -106,7 +106,7 @@ def _workflow_of(loaded: LoadedConfig, name: str, prefix: str, given: object) ->
     if given is not None:
         raise ConfigError(
             "this is no workflow to compile",
-            where=definition_of(given) if inspect.isfunction(given) else "workflow",
+            where=str(definition_of(given)) if inspect.isfunction(given) else "workflow",
             found=repr(given),
             expected="a function marked @fl.workflow, or a reference to one, such as mine.py:NAME",
             hint="write @fl.workflow above its `def`" if inspect.isfunction(given) else None,

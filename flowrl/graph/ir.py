@@ -15,11 +15,9 @@ operations and order.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrl.errors import GraphError
@@ -27,6 +25,7 @@ from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec
 from flowrl.specs.base import format_scalar
 from flowrl.specs.maps import HELD_TEXTS, ROW_PREFIX
+from flowrl.user_lines import SourceRef
 
 __all__ = [
     "Attr",
@@ -118,28 +117,6 @@ class Level(StrEnum):
     TRACED = "traced"
     LOWERED = "lowered"
     PLACED = "placed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRef:
-    """A line of the user's program."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        """`file:line`; files below the current folder are named from there, for people to click."""
-        return f"{_shown(self.file)}:{self.line}"
-
-
-def _shown(path: str) -> str:
-    if not Path(path).is_absolute():
-        return path
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):
-        return path
-    return path if relative.startswith("..") else relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

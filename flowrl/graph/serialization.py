@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Attr, DType, Edge, Field, Graph, Level, Node, Op, SourceRef, Unit
+from flowrl.graph.ir import Attr, DType, Edge, Field, Graph, Level, Node, Op, Unit
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec, spec_from_json
+from flowrl.user_lines import SourceRef
 
 __all__ = [
     "GRAPH_VERSION",

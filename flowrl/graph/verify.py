@@ -6,7 +6,7 @@ the line of the user's program that made the node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from flowrl.errors import GraphError
@@ -254,32 +254,17 @@ def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[Gra
                 expected=" or ".join(t.__name__ for t in rule.types),
             )
         elif isinstance(value, Spec):
-            yield from _check_spec(node, name, value)
+            for field, wrong, allowed in wrong_fields(value):
+                yield node_error(
+                    node,
+                    f"{name} {called(value)} of {node.id} cannot have this {field}",
+                    found=repr(wrong),
+                    expected=allowed,
+                )
     for rule in known:
         filled = rule.filled is not None and _ORDER[level] >= _ORDER[rule.filled]
         if filled and node.attr(rule.name) in (None, ""):
             yield node_error(node, f"attribute '{rule.name}' of {node.id} is not filled")
-
-
-_SOUND: dict[int, Spec] = {}
-"""Specifications that were looked at and are right, by identity: most go through many passes."""
-
-
-def _check_spec(node: Node, name: str, spec: Spec) -> Iterator[GraphError]:
-    if _SOUND.get(id(spec)) is spec:
-        return
-    wrong = list(wrong_fields(spec))
-    for field, value, expected in wrong:
-        yield node_error(
-            node,
-            f"{name} {called(spec)} of {node.id} cannot have this {field}",
-            found=repr(value),
-            expected=expected,
-        )
-    if not wrong:
-        if len(_SOUND) >= 1024:
-            _SOUND.clear()
-        _SOUND[id(spec)] = spec
 
 
 def _is_a(value: object, types: tuple[type, ...]) -> bool:
@@ -384,28 +369,48 @@ def _kind(node: Node) -> str | None:
 
 
 def _check_versions(graph: Graph) -> Iterator[GraphError]:
-    """Yields forward passes that run with other weights than their argument says.
+    """Yields operations that ask for other weights than their role has at their place.
 
-    Nodes run in the order of the graph, so a forward pass has the weights of its role's latest
-    update before it, and without one those that the step began with.
+    Nodes run in the order of the graph. A forward pass has the weights of its role's latest update
+    before it, and without one those that the step began with, of which rollouts always are. A sync
+    with another role takes the weights that a step ends with.
     """
-    newest: dict[str, NodeId] = {}
+    changed: dict[str, Node] = {}
+    taken: dict[str, Node] = {}
     for node in graph.nodes:
+        role, edge = str(node.role), graph.feeding(node.id, "weights")
+        before = None
         if node.op is Op.UPDATE:
-            newest[str(node.role)] = node.id
+            before = taken.get(role)
+            changed[role] = node
+        elif node.op is Op.SYNC and edge is not None and graph.node(edge.src).role != node.role:
+            taken[str(graph.node(edge.src).role)] = changed[role] = node
+        elif node.op is Op.GENERATE:
+            before = changed.get(role)
         elif node.op in FORWARD_PASSES:
-            edge, latest = graph.feeding(node.id, "weights"), newest.get(str(node.role))
-            read = None if edge is None else edge.src
-            if read != latest:
-                yield node_error(
-                    node,
-                    f"{node.id} asks for the weights {_after(read)}, and runs with those "
-                    f"{_after(latest)}",
-                )
+            latest, read = changed.get(role), None if edge is None else edge.src
+            before = latest if latest is not None and latest.id != read else None
+        if before is not None:
+            where = f" ({before.source})" if before.source is not None else ""
+            hint = f"move it before {before.id}"
+            if before.op is Op.UPDATE and node.op in FORWARD_PASSES:
+                hint += f", or ask the role that it returns: {role}2 = {role}.update(...)"
+            yield node_error(
+                node,
+                f"{node.id} comes after {before.id}{where} in the same step",
+                expected=_WEIGHTS_OF[node.op],
+                hint=hint,
+            )
 
 
-def _after(update: NodeId | None) -> str:
-    return "that the step begins with" if update is None else f"after {update}"
+_WEIGHTS_OF: Mapping[Op, str] = {
+    Op.GENERATE: "rollouts by the weights that the step begins with; new ones are for the next",
+    Op.UPDATE: "an update before another role takes the weights, which are those of the step's end",
+    **dict.fromkeys(
+        FORWARD_PASSES, "the weights that the step begins with, or of its newest update"
+    ),
+}
+"""The weights that each operation runs with."""
 
 
 def _check_sums(graph: Graph) -> Iterator[GraphError]:

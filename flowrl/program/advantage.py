@@ -20,7 +20,7 @@ from flowrl.program.handles import (
     TokenRewards,
     Values,
 )
-from flowrl.program.operation import check_handle, operation, refuse_argument
+from flowrl.program.operation import check_handle, refuse_argument
 from flowrl.specs import GroupRelative
 from flowrl.specs.advantage import (
     GAE,
@@ -46,7 +46,7 @@ from flowrl.specs.advantage import (
 )
 from flowrl.specs.base import format_list
 from flowrl.specs.kl import Estimator
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import operation, raise_missing
 
 __all__ = [
     "distill",

@@ -15,7 +15,7 @@ from typing import Literal
 from flowrl.graph.ir import Op
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import operation
+from flowrl.specs.names import operation
 from flowrl.specs.replay import Replay
 
 __all__ = ["replay"]

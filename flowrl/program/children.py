@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from flowrl.errors import TraceError
 from flowrl.graph.ir import Op
 from flowrl.graph.sample_sets import parents_of, sample_sets
 from flowrl.graph.signatures import PROMPT, TURN, prompt_fields
@@ -25,15 +24,16 @@ from flowrl.program.handles import Advantages, Mapped, Prompts, Rollout, Scores
 from flowrl.program.operation import (
     check_handle,
     check_spec,
-    check_whole,
+    check_value,
     current_tracer,
-    operation,
     refuse_argument,
 )
-from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
+from flowrl.specs.base import Count
 from flowrl.specs.cut import CutSpec
+from flowrl.specs.names import operation
 from flowrl.specs.prompts import PromptsSpec, PromptTemplate
+from flowrl.user_lines import trace_error
 
 __all__ = ["mean_of_children", "parent", "prompts_of"]
 
@@ -94,22 +94,15 @@ def _rule(name: str, template: str | None, opponent: int | None, cut: object) ->
         TraceError: There is not one rule, or its values are wrong.
     """
     if cut is None:
-        if opponent is not None:
-            check_whole(name, "opponent", opponent)
+        check_value(name, "opponent", opponent, Count | None)
         text = PromptTemplate(text=template, opponent=opponent)  # type: ignore[arg-type]
         return check_spec(name, text)
     if not isinstance(cut, CutSpec):
         expected = "fl.cut.at(tokens), fl.cut.share(share) or fl.cut.least_likely()"
         raise refuse_argument(name, "cut", cut, expected)
-    for argument, value in (("template", template), ("opponent", opponent)):
-        if value is not None:
-            raise refuse_argument(
-                name,
-                argument,
-                value,
-                "none together with cut=, which continues the sample's own tokens",
-                f"leave {argument} out, or make two sets of prompts",
-            )
+    if template is not None or opponent is not None:
+        expected = "alone: it continues the sample's own tokens, without a template"
+        raise refuse_argument(name, "cut", cut, expected, "make two sets of prompts")
     return check_spec(name, cut, argument="cut")
 
 
@@ -149,9 +142,8 @@ def mean_of_children(values: _Values) -> _Values:
     graph = tracer.graph()
     parents = parents_of(graph, graph.node(sample_sets(graph)[given.node]))
     if parents is None:
-        raise TraceError(
+        raise trace_error(
             f"{name} gets {values.kind} of samples that have no parents",
-            where=str(user_line()),
             found=f"'{given.node}'",
             expected="values of samples that answer the prompts of fl.prompts_of",
             hint="generate them for fl.prompts_of(rollout, template=...)",

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from flowrl.graph.ir import Op
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import operation
 from flowrl.specs.filters import Difficulty, ZeroVariance
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import operation, raise_missing
 
 __all__ = ["difficulty", "zero_variance"]
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
-from flowrl.errors import TraceError
 from flowrl.graph.ir import Field, Op, Unit, called, held_field, names_of
 from flowrl.graph.signatures import (
     ADVANTAGE,
@@ -49,16 +48,16 @@ from flowrl.program.operation import (
     check_handle,
     check_spec,
     current_tracer,
-    operation,
     reads_of,
     refuse_argument,
 )
-from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Replay, Scalar, SelectSpec
 from flowrl.specs.advantage import OptimalTokenBaseline, Per, ReinforcePP, ReMax, UserAdvantage
 from flowrl.specs.filters import BestAndWorst, Turns
 from flowrl.specs.maps import UserMap, WeightedSum, split_key
+from flowrl.specs.names import operation
+from flowrl.user_lines import trace_error
 
 __all__ = [
     "OwnAdvantage",
@@ -274,9 +273,8 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumber
         field_name, place = split_key(key)
         having = [(i, f) for i, h in enumerate(given) if (f := _field_of(h, field_name))]
         if place >= len(having):
-            raise TraceError(
+            raise trace_error(
                 f"{name} reads '{key}', which none of its arguments gives",
-                where=str(user_line()),
                 found="; ".join(f"{h.kind}: {names_of(h.fields)}" for h in given) or "nothing",
                 hint=_CALLED_OTHERWISE.get(key)
                 or (
@@ -287,18 +285,16 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumber
             )
         index, field = having[place]
         if field.unit not in (Unit.SAMPLES, Unit.TOKENS):
-            raise TraceError(
+            raise trace_error(
                 f"{name} reads '{field.name}' of {given[index].kind}, which is one of {field.unit}",
-                where=str(user_line()),
                 expected="fields of samples or tokens",
                 hint="a map computes with what was made of prompts: a rollout, scores",
             )
         read[index].append(field)
     for handle, fields in zip(given, read, strict=True):
         if not fields:
-            raise TraceError(
+            raise trace_error(
                 f"{name} reads nothing of {handle.kind} of '{handle.node}'",
-                where=str(user_line()),
                 expected=f"what has {', '.join(spec.reads)}",
                 hint=_read_of_another(handle, spec.reads)
                 or "give it a handle that has one of these",
@@ -470,9 +466,8 @@ def log(name: str, value: Handle) -> None:
         raise refuse_argument("fl.log", "name", name, "a name of letters, digits and _./-")
     before = [n for n in tracer.nodes if n.op is Op.LOG and n.attr("name") == name]
     if before:
-        raise TraceError(
+        raise trace_error(
             f"'{name}' is logged twice",
-            where=str(user_line()),
             found=f"{before[0].source}",
             hint="each number of a step has a name of its own",
         )

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Field
+from flowrl.graph.ir import Field, names_of
 from flowrl.graph.signatures import PROMPT
 from flowrl.ids import NodeId
-from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer
-from flowrl.wording import nearest
+from flowrl.synonyms import meanings
+from flowrl.user_lines import trace_error
 
 if TYPE_CHECKING:
     from flowrl.data import PromptItem
@@ -52,88 +52,37 @@ _ON_NUMBERS = (
     "fl.advantage.group_relative(scores) for advantages, fl.map for a function of your own"
 )
 
-_REFUSED: Mapping[str, tuple[str, str]] = {
-    "__bool__": ("as a truth value (in `if`, `while`, `and`, `or`, `not`)", _ON_DATA),
-    "__len__": ("with len()", "sizes come from the configuration: group_size, prompts_per_step"),
-    "__contains__": ("with `in`", _ON_DATA),
-    "__getitem__": (
-        "with [...]",
-        "choose groups with fl.filter; operations pick the fields they need",
-    ),
-    "__setitem__": ("with [...] =", _ON_NUMBERS),
-    "__delitem__": ("with del", "choose groups with fl.filter, samples with fl.select"),
-    "__call__": ("as a function", "roles have operations: actor.generate(prompts)"),
-    "__await__": ("with `await`", _AT_ONCE),
-    "__aiter__": ("in `async for`", _AT_ONCE),
-    "__array__": ("as an array", _ON_NUMBERS),
-    "__format__": ("in a formatted string", "print(repr(handle)) shows which fields it has"),
-    "__reduce_ex__": ("outside the process, as a pickle", "make it inside the workflow"),
-    **dict.fromkeys(("__enter__", "__exit__"), ("in `with`", _AT_ONCE)),
-    **dict.fromkeys(("__next__", "__reversed__"), ("in a loop", _ON_DATA)),
-    **{
-        f"__{name}__": ("as a number", _ON_NUMBERS)
-        for name in ("float", "int", "index", "complex", "trunc")
-    },
-    **{
-        f"__{name}__": ("in a comparison", _ON_DATA)
-        for name in ("eq", "ne", "lt", "le", "gt", "ge")
-    },
-    **{
-        f"__{side}{name}__": ("in arithmetic", _ON_NUMBERS)
-        for name in (
-            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
-            *("lshift", "rshift", "and", "or", "xor"),
-        )
-        for side in ("", "r")
-    },
-    **{
-        f"__{name}__": ("in arithmetic", _ON_NUMBERS)
-        for name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil")
-    },
-}
-"""Uses of a handle that are errors, by the method that Python calls: the use, and the hint."""
-
-_MADE_BY = {
-    **dict.fromkeys(
-        ("logprob", "logprobs", "log_probs"),
-        "logprobs = reference.logprobs(rollout); the engine's own go along with the rollout",
-    ),
-    **dict.fromkeys(("reward", "rewards", "score", "scores"), "scores = reward.score(rollout)"),
-    **dict.fromkeys(
-        ("advantage", "advantages"), "advantages = fl.advantage.group_relative(scores)"
-    ),
-    **dict.fromkeys(
-        ("returns", "gae"), "advantages, returns = fl.advantage.gae(scores, values, rollout)"
-    ),
-    **dict.fromkeys(
-        ("filter", "drop", "mask_out"),
-        "rollout, scores = fl.filter.zero_variance(rollout, scores)",
-    ),
-    **dict.fromkeys(
-        ("best", "select", "sort", "topk"),
-        "rollout, scores = fl.select.top(rollout, scores, k=1)",
-    ),
-    "generate": "rollout = actor.generate(prompts)",
-    "update": "actor.update(rollout, scores)",
-    "log": 'fl.log("name", handle)',
-}
-"""Attributes that people look for on handles, and the operation that makes each."""
-
-_OF_ARRAYS = (
-    *("abs", "argmax", "clamp", "clip", "cpu", "cuda", "detach", "dtype", "exp", "item", "max"),
-    *("mean", "median", "min", "normalize", "numpy", "reshape", "round", "shape", "size", "std"),
-    *("sum", "to", "tolist", "var"),
+_ONE_THING = (
+    "keep it in one variable and pass it whole: operations pick the fields they need, and a "
+    "function marked @fl.map computes with them; with executor=eager the data is .value"
 )
 
-_OF_SAMPLES = {
-    **dict.fromkeys(("length", "lengths", "num_tokens", "response_lengths"), "lengths"),
-    **dict.fromkeys(("text", "texts", "response", "responses", "completions"), "texts"),
-    **dict.fromkeys(("prompt", "prompts"), "prompts"),
-    **dict.fromkeys(("mask", "loss_mask", "response_mask"), "response_mask"),
-    **dict.fromkeys(("ids", "input_ids", "token_ids", "tokens"), "tokens"),
-    "rollout_logprobs": "rollout_logprobs",
-}
-"""Attributes that people look for on samples, and their names in `SamplesValue`."""
+_REFUSED: tuple[tuple[str, str, str], ...] = (
+    ("as a truth value (in `if`, `while`, `and`, `or`, `not`)", _ON_DATA, "bool"),
+    ("with len()", "sizes come from the configuration: group_size, prompts_per_step", "len"),
+    ("with `in`", _ON_DATA, "contains"),
+    ("with [...]", "choose groups with fl.filter; operations pick the fields they need", "getitem"),
+    ("with [...] =", _ON_NUMBERS, "setitem"),
+    ("with del", "choose groups with fl.filter, samples with fl.select", "delitem"),
+    ("as a function", "roles have operations: actor.generate(prompts)", "call"),
+    ("with `await`", _AT_ONCE, "await"),
+    ("in `async for`", _AT_ONCE, "aiter"),
+    ("in `with`", _AT_ONCE, "enter exit"),
+    ("in a loop", _ON_DATA, "next reversed"),
+    ("as an array", _ON_NUMBERS, "array"),
+    ("as a number", _ON_NUMBERS, "float int index complex trunc"),
+    ("in a comparison", _ON_DATA, "eq ne lt le gt ge"),
+    (
+        "in arithmetic",
+        _ON_NUMBERS,
+        "add sub mul truediv floordiv mod pow matmul divmod lshift rshift and or xor "
+        "radd rsub rmul rtruediv rfloordiv rmod rpow rmatmul rdivmod rlshift rrshift rand ror rxor "
+        "neg pos abs invert round floor ceil",
+    ),
+    ("in a formatted string", "print(repr(handle)) shows which fields it has", "format"),
+    ("outside the process, as a pickle", "make it inside the workflow", "reduce_ex"),
+)
+"""Uses of a handle that are errors: the use, the hint, and the methods that Python calls."""
 
 _UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
 
@@ -151,11 +100,6 @@ class Handle:
     kind: ClassVar[str] = "a handle"
     comes_from: ClassVar[str | None] = None
     """The operation that makes such a handle, for hints."""
-    _shown: ClassVar[str] = "print(handle.value)"
-    """A line that shows the data with `executor=eager`, for hints."""
-    _one_thing: ClassVar[str] = "keep it in one variable; operations pick the fields they need"
-    """The hint where a program treats it as several values."""
-
     _tracer: Tracer
     node: NodeId
     fields: tuple[Field, ...]
@@ -192,15 +136,14 @@ class Handle:
 
     def _error(self, problem: str, hint: str, found: str | None = None) -> TraceError:
         what = f"{self.kind} of '{self.node}' {problem}"
-        return TraceError(what, where=str(user_line()), found=found, hint=hint)
+        return trace_error(what, found=found, hint=hint)
 
     def _refuse(self, use: str, hint: str) -> NoReturn:
         if self._tracer.executes:
             raise self._error(
                 f"cannot be used {use}: what is computed with handles must be in the compiled "
                 "program too",
-                f"the data itself is .value, to look at and compute with ({self._shown}); in the "
-                f"program, {hint}",
+                f"the data itself is .value, to look at and compute with; in the program, {hint}",
             )
         raise self._error(
             f"cannot be used {use}: there are no values while the workflow is traced", hint
@@ -210,7 +153,7 @@ class Handle:
         caller = sys._getframe(1)
         # The instruction that asks: `a, b = handle` and `for each in handle` are distinguished.
         if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
-            raise self._error("cannot be unpacked: it is one thing", self._one_thing)
+            raise self._error("cannot be unpacked: it is one thing", _ONE_THING)
         self._refuse("in a loop or with *", _ON_DATA)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -232,23 +175,12 @@ class Handle:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # protocols that Python, notebooks and libraries probe for
             raise AttributeError(name)
-        fields = ", ".join(field.name for field in self.fields)
+        made_by = next(iter(meanings("handle", name)), None)
         raise self._error(
-            f"has no '{name}' to take out", self._instead(name), found=f"fields {fields}"
+            f"has no '{name}' to take out",
+            _ONE_THING if made_by is None else f"write {made_by}",
+            found=f"fields {names_of(self.fields)}",
         )
-
-    def _instead(self, name: str) -> str:
-        """Returns what to write instead of an attribute that the handle does not have."""
-        if name in {field.name for field in self.fields}:
-            return "pass the handle itself, which has it"
-        made_by = _MADE_BY.get(name)
-        if made_by is not None:
-            return f"write {made_by}"
-        if name in _OF_ARRAYS:
-            return f'{_ON_NUMBERS}; fl.log("name", handle) reports their mean'
-        if name == "values" or nearest(name, ("value",)) is not None:
-            return f"the data is .value, where the program runs with executor=eager: {self._shown}"
-        return "pass the handle itself; operations pick the fields they need"
 
 
 def _refusal(use: str, hint: str) -> Callable[..., NoReturn]:
@@ -258,8 +190,9 @@ def _refusal(use: str, hint: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _method, (_use, _hint) in _REFUSED.items():
-    setattr(Handle, _method, _refusal(_use, _hint))
+for _use, _hint, _methods in _REFUSED:
+    for _method in _methods.split():
+        setattr(Handle, f"__{_method}__", _refusal(_use, _hint))
 
 
 class Prompts(Handle):
@@ -268,7 +201,6 @@ class Prompts(Handle):
     __slots__ = ()
     kind = "the prompts"
     comes_from = "prompts are a parameter of the workflow: prompts: fl.Prompts"
-    _shown = "print(prompts.value[0])"
     data: ClassVar[str] = "prompts"
     produces: ClassVar[tuple[Field, ...]] = (PROMPT,)
 
@@ -284,35 +216,11 @@ class Samples(Handle):
     __slots__ = ()
     kind = "samples"
     comes_from = "samples come from actor.generate(prompts)"
-    _shown = "print(rollout.value[0])"
-    _one_thing = (
-        "tokens, mask and logprobs are its fields: pass it whole to reward.score(rollout) and "
-        "actor.update(rollout, ...)"
-    )
 
     @property
     def value(self) -> SamplesValue:
         """Tokens, mask, texts, lengths and logprobs of the samples; see `Handle.value`."""
         return cast("SamplesValue", super().value)
-
-    def _instead(self, name: str) -> str:
-        read = _OF_SAMPLES.get(name)
-        if read is None:
-            made = "write values = critic.values(rollout)"
-            return made if name == "values" else super()._instead(name)
-        eager = f"with executor=eager it is rollout.value.{read}"
-        if read == "texts":
-            return f"a function of rewards.terms in the config reads the text; {eager}"
-        if read == "prompts":
-            return f"pass the workflow's prompts, which the rollout was made of; {eager}"
-        source, reads, more = f'batch["{read}"]', read, ""
-        if read == "lengths":
-            source, reads = "batch.lengths", "response_mask"
-            more = "; fl.shaping has penalties of length"
-        return (
-            f'compute with {source} in a function of yours, marked @fl.map(reads=("{reads}",), '
-            f"gives=...), and call that with the rollout; {eager}{more}"
-        )
 
 
 class Rollout(Samples):
@@ -340,7 +248,6 @@ class Scores(Numbers):
     __slots__ = ()
     kind = "the scores"
     comes_from = "scores come from reward.score(rollout)"
-    _shown = "print(scores.value > 0.5)"
 
 
 class TokenRewards(Numbers):
@@ -352,7 +259,6 @@ class TokenRewards(Numbers):
         'token rewards come from prm.score(rollout, per="token") of an fl.RewardModel, or from a '
         "map that gives token_reward"
     )
-    _shown = "print(token_rewards.value.sum())"
 
 
 class Logprobs(Numbers):
@@ -361,7 +267,6 @@ class Logprobs(Numbers):
     __slots__ = ()
     kind = "the logprobs"
     comes_from = "logprobs come from reference.logprobs(rollout), or from a map that gives logprobs"
-    _shown = "print(logprobs.value.mean())"
 
 
 class Advantages(Numbers):
@@ -370,11 +275,6 @@ class Advantages(Numbers):
     __slots__ = ()
     kind = "the advantages"
     comes_from = "advantages come from fl.advantage.group_relative(scores)"
-    _shown = "print(advantages.value.mean())"
-    _one_thing = (
-        "write advantages = ...; a critic's returns come with the advantages of fl.advantage.gae "
-        "and of fl.advantage.own(returns=True) alone"
-    )
 
 
 class Values(Numbers):
@@ -383,7 +283,6 @@ class Values(Numbers):
     __slots__ = ()
     kind = "the values"
     comes_from = "values come from critic.values(rollout)"
-    _shown = "print(values.value.mean())"
 
 
 class Returns(Numbers):
@@ -392,7 +291,6 @@ class Returns(Numbers):
     __slots__ = ()
     kind = "the returns"
     comes_from = "returns come with the advantages: fl.advantage.gae(scores, values, rollout)"
-    _shown = "print(returns.value.mean())"
 
 
 class Mapped(Handle):
@@ -400,7 +298,6 @@ class Mapped(Handle):
 
     __slots__ = ()
     kind = "what a map gave"
-    _one_thing = "its fields stay together: pass it whole to fl.log, another map or extra=[...]"
 
     @property
     def value(self) -> Array | Mapping[str, Array]:

@@ -6,7 +6,6 @@ scores = fl.win_rate(fl.parse(verdicts, regex=r"WINNER: ([12])", otherwise=0.0))
 
 from __future__ import annotations
 
-from flowrl.errors import TraceError
 from flowrl.graph.sample_sets import answered_prompts, sample_sets
 from flowrl.graph.signatures import SCORE
 from flowrl.program.children import mean_of_children
@@ -16,12 +15,12 @@ from flowrl.program.operation import (
     check_handle,
     check_spec,
     current_tracer,
-    operation,
     refuse_argument,
 )
-from flowrl.program.source import user_line
 from flowrl.specs.maps import FirstWins, MapSpec, Parse, WinRate
+from flowrl.specs.names import operation
 from flowrl.specs.prompts import PromptTemplate
+from flowrl.user_lines import trace_error
 
 __all__ = ["add_parse", "parse", "win_rate"]
 
@@ -82,9 +81,8 @@ def win_rate(*verdicts: Scores) -> Scores:
         asked = answered_prompts(graph, graph.node(made[given.node]))
         spec = None if asked is None else graph.node(asked).attr("spec")
         if not isinstance(spec, PromptTemplate) or spec.opponent is None:
-            raise TraceError(
+            raise trace_error(
                 f"{name} gets {given.kind} of '{given.node}', which are no verdicts on pairs",
-                where=str(user_line()),
                 expected="what was parsed of the answers to fl.prompts_of(..., opponent=1)",
             )
         opponents.append(spec.opponent)

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from flowrl.errors import ConfigError, TraceError
-from flowrl.graph.ir import SourceRef
 from flowrl.ids import RoleName
-from flowrl.program.handles import Handle, Prompts
+from flowrl.program.handles import Prompts
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.program.sets import Examples, Pairs
 from flowrl.specs import Scalar
-from flowrl.specs.names import kind_called, missing_name
+from flowrl.user_lines import SourceRef
 from flowrl.wording import listing, one_of_them, suggestion
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "RoleParameter",
     "bind_arguments",
     "bind_roles",
-    "fits",
     "read_parameters",
 ]
 
@@ -44,16 +42,13 @@ _KINDS = tuple(kind.__name__ for kind in (*ROLE_KINDS, *_DATA))
 _ACCEPTED = ", ".join(f"fl.{kind}" for kind in _KINDS) + (", int, float, str, bool or Literal[...]")
 
 
+_HINT = (
+    "write actor: fl.Policy for a model, teachers: list[fl.Policy] for several, size: int = 8 for "
+    "a setting; a role that only some settings use is a parameter too, and is used inside `if kl:`"
+)
+
 UNBOUND = 2
 """Roles of a list that no config names: the least number that shows what the program does."""
-
-
-class _Required:
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = _Required()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +68,37 @@ class RoleParameter:
     parameter: str
     listed: bool = False
 
+    @property
+    def expected(self) -> str:
+        """What a call gives, for messages."""
+        return f"list[fl.{self.kind.__name__}]" if self.listed else f"fl.{self.kind.__name__}"
+
+    def accepts(self, value: object) -> bool:
+        """Returns True for a handle of the role, or a list of them."""
+        if not self.listed:
+            return isinstance(value, self.kind)
+        return (
+            isinstance(value, list | tuple)
+            and len(value) > 0
+            and all(isinstance(each, self.kind) for each in value)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParameter:
     """Data: prompts, or examples."""
 
-    name: str
+    parameter: str
     kind: DataKind
+
+    @property
+    def expected(self) -> str:
+        """What a call gives, for messages."""
+        return f"fl.{self.kind.__name__}"
+
+    def accepts(self, value: object) -> bool:
+        """Returns True for a handle of the data."""
+        return isinstance(value, self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,24 +106,42 @@ class Argument:
     """A setting of the workflow, given by `args` in the config.
 
     Attributes:
+        parameter: Its name.
         types: The types of its values.
         choices: Values that a `Literal` names, in addition to those of the types.
-        default: The default; `REQUIRED` where it has none.
+        required: True if it has no default.
+        default: The default.
     """
 
-    name: str
+    parameter: str
     types: tuple[type, ...]
     choices: tuple[Scalar, ...]
-    default: Scalar | _Required
+    required: bool = True
+    default: Scalar = None
 
     @property
     def expected(self) -> str:
-        """For messages."""
+        """Its values, for messages."""
         kinds = ["null" if t is type(None) else t.__name__ for t in self.types]
         choices = ["null" if choice is None else repr(choice) for choice in self.choices]
         if len(choices) > 1:
             return " or ".join([*kinds, "one of " + ", ".join(choices)])
         return " or ".join([*kinds, *choices])
+
+    def accepts(self, value: object) -> bool:
+        """Returns True for one of its values; a whole number may stand for a float."""
+        whole = type(value) is int and float in self.types
+        return whole or type(value) in self.types or self._is_choice(value)
+
+    def _is_choice(self, value: object) -> bool:
+        # 1 is no yes, and True no 1.
+        return any(value == each and type(value) is type(each) for each in self.choices)
+
+    def converted(self, value: Scalar) -> Scalar:
+        """Returns a value that it accepts, as a float where it is a whole number for one."""
+        if type(value) is int and int not in self.types and not self._is_choice(value):
+            return float(value)
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +165,11 @@ def read_parameters(
     try:
         hints = get_type_hints(function, localns=dict(local_names))
     except Exception as error:
-        hint = _misspelt(error) or "import what they name: import flowrl as fl"
-        text = str(error).removesuffix(f": {hint}")
         raise TraceError(
             f"the annotations of {workflow} cannot be read",
             where=str(where),
-            found=f"{type(error).__name__}: {text}",
-            hint=hint,
+            found=f"{type(error).__name__}: {error}",
+            hint="import what they name: import flowrl as fl",
         ) from error
     roles: list[RoleParameter] = []
     data: list[DataParameter] = []
@@ -149,7 +184,7 @@ def read_parameters(
                 names = [f"{parameter.name}_{number}" for number in range(1, UNBOUND + 1)]
                 roles += _listed_roles(parameter.name, each, names)
             elif kind in _DATA:
-                data.append(DataParameter(name=parameter.name, kind=kind))
+                data.append(DataParameter(parameter=parameter.name, kind=kind))
             else:
                 arguments.append(_read_argument(parameter, kind))
         except TraceError as error:
@@ -164,13 +199,6 @@ def read_parameters(
             hint="add a parameter such as actor: fl.Policy",
         )
     return Parameters(roles=tuple(roles), data=tuple(data), arguments=tuple(arguments))
-
-
-def _misspelt(error: Exception) -> str | None:
-    if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
-        owner = error.obj
-        return missing_name(owner.__name__, str(error.name), getattr(owner, "__all__", ())).hint
-    return None
 
 
 def _listed_kind(annotation: object) -> RoleKind | None:
@@ -199,7 +227,7 @@ def _annotation(parameter: inspect.Parameter, hints: Mapping[str, object]) -> An
             hint="give it a name of its own, or leave it out",
         )
     if parameter.name not in hints:
-        raise TraceError("has no annotation", expected=_ACCEPTED, hint=_annotation_for(parameter))
+        raise TraceError("has no annotation", expected=_ACCEPTED, hint=_HINT)
     kind = hints[parameter.name]
     of_config = kind in (*ROLE_KINDS, *_DATA) or _listed_kind(kind) is not None
     if of_config and parameter.default is not parameter.empty:
@@ -212,50 +240,26 @@ def _annotation(parameter: inspect.Parameter, hints: Mapping[str, object]) -> An
     return kind
 
 
-def _annotation_for(parameter: inspect.Parameter) -> str:
-    """Returns the annotation to write at a parameter, by its default or its name."""
-    name, default = parameter.name, parameter.default
-    if default is not parameter.empty and default is not None and type(default) in _SCALARS:
-        return f"write {name}: {type(default).__name__} = {default!r}"
-    called = kind_called(name, _KINDS)
-    if called is not None:
-        return f"write {name}: {called}"
-    return f"write {name}: fl.Policy where it is a model, {name}: float where it is a number"
-
-
 def _read_argument(parameter: inspect.Parameter, annotation: object) -> Argument:
     kinds, choices = _scalar_types(annotation)
     if not kinds and not choices:
-        plain = isinstance(annotation, type | types.ModuleType) and get_origin(annotation) is None
         raise TraceError(
             "has an annotation that is neither a role, nor data, nor a plain setting",
-            found=str(getattr(annotation, "__name__", annotation) if plain else annotation),
+            found=inspect.formatannotation(annotation),
             expected=_ACCEPTED,
-            hint=_meant(annotation) or _annotation_for(parameter),
+            hint=_HINT,
         )
-    argument = Argument(name=parameter.name, types=kinds, choices=choices, default=REQUIRED)
+    argument = Argument(parameter=parameter.name, types=kinds, choices=choices)
     if parameter.default is parameter.empty:
         return argument
-    if not fits(argument, parameter.default):
+    if not argument.accepts(parameter.default):
         raise TraceError(
             "has a default that does not fit its annotation",
             found=repr(parameter.default),
             expected=argument.expected,
             hint="change the default or the annotation",
         )
-    return replace(argument, default=_converted(argument, parameter.default))
-
-
-def _meant(annotation: object) -> str | None:
-    """Returns the annotation that a person may have meant."""
-    parts = (annotation, *get_args(annotation))
-    if any(part in (*ROLE_KINDS, *_DATA) for part in parts):
-        if get_origin(annotation) not in (Union, types.UnionType):
-            return "write list[fl.Policy] for several roles of a kind, or a parameter for each"
-        return "a role that only some settings use is still a parameter: use it inside `if kl:`"
-    if any(isinstance(part, type) and issubclass(part, Handle) for part in parts):
-        return "a function of handles needs no mark: leave @fl.workflow out, and call it"
-    return None
+    return replace(argument, required=False, default=argument.converted(parameter.default))
 
 
 def _scalar_types(annotation: object) -> tuple[tuple[type, ...], tuple[Scalar, ...]]:
@@ -284,7 +288,7 @@ def bind_arguments(
     Raises:
         ConfigError: An argument is unknown (with the nearest), of the wrong type, or missing.
     """
-    names = [argument.name for argument in arguments]
+    names = [argument.parameter for argument in arguments]
     for name in given:
         if name not in names:
             raise ConfigError(
@@ -296,21 +300,18 @@ def bind_arguments(
             )
     values: dict[str, Scalar] = {}
     for argument in arguments:
-        if argument.name in given:
-            values[argument.name] = _checked(workflow, argument, given[argument.name])
-        elif isinstance(argument.default, _Required):
-            hint = f"set args.{argument.name} in the config"
-            meant = kind_called(argument.name, _KINDS)
-            if meant is not None:
-                hint += f"; where it is data or a role, annotate it {argument.name}: {meant}"
+        name = argument.parameter
+        if name in given:
+            values[name] = _checked(workflow, argument, given[name])
+        elif argument.required:
             raise ConfigError(
-                f"workflow '{workflow}' needs a value for '{argument.name}'",
-                where=f"args.{argument.name}",
+                f"workflow '{workflow}' needs a value for '{name}'",
+                where=f"args.{name}",
                 expected=argument.expected,
-                hint=hint,
+                hint=f"set args.{name} in the config; annotate it where it is a role or data",
             )
         else:
-            values[argument.name] = argument.default
+            values[name] = argument.default
     return values
 
 
@@ -376,34 +377,14 @@ def bind_roles(
     return tuple(bound)
 
 
-def fits(argument: Argument, value: object) -> bool:
-    """Returns True if an argument may have that value; a whole number may stand for a float."""
-    whole = type(value) is int and float in argument.types
-    return whole or type(value) in argument.types or _is_choice(argument, value)
-
-
-def _is_choice(argument: Argument, value: object) -> bool:
-    # 1 is no yes, and True no 1.
-    return any(value == each and type(value) is type(each) for each in argument.choices)
-
-
-def _converted(argument: Argument, value: Scalar) -> Scalar:
-    """Returns a value that fits, as a float where it is a whole number in place of one."""
-    if type(value) is int and int not in argument.types and not _is_choice(argument, value):
-        return float(value)
-    return value
-
-
 def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
-    if fits(argument, value):
-        return _converted(argument, value)
-    kind = type(value)
+    if argument.accepts(value):
+        return argument.converted(value)
     choices = [choice for choice in argument.choices if isinstance(choice, str)]
-    problem = "value" if kind in map(type, argument.choices) else "type"
     raise ConfigError(
-        f"argument '{argument.name}' of workflow '{workflow}' is of the wrong {problem}",
-        where=f"args.{argument.name}",
-        found=f"{value!r} ({kind.__name__})",
+        f"argument '{argument.parameter}' of workflow '{workflow}' cannot have this value",
+        where=f"args.{argument.parameter}",
+        found=f"{value!r} ({type(value).__name__})",
         expected=argument.expected,
         hint=one_of_them(str(value), choices) if choices else "write such a value",
     )

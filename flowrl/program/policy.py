@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeAlias, cast, overload
+from typing import Annotated, Any, Self, TypeAlias, cast, overload
 
-from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import (
     OBSERVATION,
@@ -41,20 +40,22 @@ from flowrl.program.handles import (
 )
 from flowrl.program.operation import (
     check_spec,
-    check_whole,
-    operation,
+    check_value,
     reads_of,
     refuse_argument,
 )
 from flowrl.program.roles import Environment, Role
-from flowrl.program.source import user_line
 from flowrl.program.sums import Sum
 from flowrl.program.tracer import Read
 from flowrl.specs import KL, Grammar, LossSpec, Sampling
+from flowrl.specs.base import Count, Range
 from flowrl.specs.filters import Turns
+from flowrl.specs.names import operation
+from flowrl.user_lines import trace_error
 
 __all__ = ["MAX_OBSERVATION_TOKENS", "Policy", "interact"]
 
+_Decay: TypeAlias = Annotated[float, Range(low=0.0, high=1.0, below=True)]
 _SAMPLES = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
 
 
@@ -219,36 +220,28 @@ class Policy(Role):
         tracer, name = self._begin(Op.SYNC), f"{self.name}.sync"
         if not isinstance(source, Policy) or source.name == self.name:
             raise refuse_argument(name, "source", source, "another policy of the workflow")
-        check_whole(name, "every", every, "a number of steps, from 1 up")
+        check_value(name, "every", every, Count)
+        check_value(name, "decay", decay, _Decay)
+        check_value(name, "reset_optimizer", reset_optimizer, bool)
         attrs: dict[str, Attr] = {"in_place": False, "every": every}
-        if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay < 1:
-            hint = "a larger decay averages over more steps; 1 would never take anything over"
-            expected = "a share from 0 (a copy) to below 1"
-            raise refuse_argument(name, "decay", decay, expected, hint)
-        if not isinstance(reset_optimizer, bool):
-            raise refuse_argument(name, "reset_optimizer", reset_optimizer, "True or False")
         if decay:
             attrs["decay"] = float(decay)
         if reset_optimizer:
             attrs["reset_optimizer"] = True
         before = [n for n in tracer.nodes if n.op is Op.SYNC and n.role == self.name]
         if before:
-            raise TraceError(
+            raise trace_error(
                 f"{self.name} takes over weights twice in a step",
-                where=str(user_line()),
                 found=f"{before[0].id} ({before[0].source})",
                 expected="one sync of a role, with the number of steps between refreshes: every=50",
                 hint="leave one of the two syncs out",
             )
         update = tracer.last_update(source.name)
         if update is None:
-            hint = f"the role that takes weights comes first: {source.name}.sync({self.name})"
-            if tracer.last_update(self.name) is None:
-                hint = f"write it after {source.name}.update(...)"
-            raise TraceError(
+            raise trace_error(
                 f"{name} takes the weights of '{source.name}', which nothing has updated yet",
-                where=str(user_line()),
-                hint=hint,
+                hint=f"write it after {source.name}.update(...); the role that takes weights comes "
+                f"first: {source.name}.sync({self.name})",
             )
         if source.version not in (None, update.id):
             raise refuse_argument(name, "source", source, f"the newest version of {source.name}")
@@ -280,14 +273,9 @@ def _sampling_attrs(
     Raises:
         TraceError: A value is of the wrong type or out of its bounds.
     """
-    if n is not None:
-        check_whole(name, "n", n, "a whole number from 1 up, or None for the config's")
-    if sampling is not None and not isinstance(sampling, Sampling):
-        raise refuse_argument(name, "sampling", sampling, "fl.Sampling(...), or None")
-    if grammar is not None and not isinstance(grammar, Grammar):
-        raise refuse_argument(
-            name, "grammar", grammar, "a grammar, or None", 'write grammar=fl.grammar.regex("...")'
-        )
+    check_value(name, "n", n, Count | None)
+    check_value(name, "sampling", sampling, Sampling | None)
+    check_value(name, "grammar", grammar, Grammar | None, 'write grammar=fl.grammar.regex("...")')
     given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
     merged = check_spec(name, replace(sampling or Sampling(), **given))
     attrs: dict[str, Attr] = {"n": n, "sampling": None if sampling is None else merged}
@@ -371,8 +359,8 @@ def interact(
     """
     name = "fl.interact"
     policies = _acting(name, policy, environment)
-    check_whole(name, "max_turns", max_turns)
-    check_whole(name, "max_observation_tokens", max_observation_tokens)
+    check_value(name, "max_turns", max_turns, Count)
+    check_value(name, "max_observation_tokens", max_observation_tokens, Count)
     if max_turns < len(policies):
         raise refuse_argument(
             name, "max_turns", max_turns, f"at least {len(policies)}, a turn of each policy"
@@ -420,31 +408,18 @@ def interact(
     )
 
 
-_APART = (
-    "policies that take turns are one argument and the environment another: "
-    "fl.interact((pro, con), game, prompts)"
-)
-
-
 def _acting(name: str, policy: object, environment: object) -> tuple[Policy, ...]:
     """Returns the policies of an episode; raises TraceError unless they act in one environment."""
     policies = tuple(policy) if isinstance(policy, list | tuple) and policy else (policy,)
-    for each in policies:
-        if not isinstance(each, Policy):
-            expected = "a policy, a role of the workflow"
-            if not isinstance(policy, Role):
-                expected += ", or several that take turns: (pro, con)"
-            raise refuse_argument(name, "policy", policy, expected)
+    if not all(isinstance(each, Policy) for each in policies):
+        expected = "a policy, a role of the workflow, or several that take turns: (pro, con)"
+        raise refuse_argument(name, "policy", policy, expected)
     if not isinstance(environment, Environment):
-        expected, hint = "an environment, a role of the workflow", None
-        if isinstance(environment, list | tuple | set | frozenset | dict):
-            several = environment.values() if isinstance(environment, dict) else environment
-            hint = _APART
-            if all(isinstance(one, Environment) for one in several):
-                hint = "call fl.interact once for each environment, and update on each rollout"
-        elif isinstance(environment, Policy):
-            hint = _APART
-        elif isinstance(environment, Role) and environment.learns:
-            hint = "let the environment call that model (a server, say)"
-        raise refuse_argument(name, "environment", environment, expected, hint)
+        raise refuse_argument(
+            name,
+            "environment",
+            environment,
+            "an environment, a role of the workflow",
+            "policies that take turns are one argument: fl.interact((pro, con), game, prompts)",
+        )
     return cast("tuple[Policy, ...]", policies)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
-from flowrl.errors import ConfigError, FlowError, TraceError
-from flowrl.program.user_errors import explained
+from flowrl.errors import ConfigError
 from flowrl.program.workflow import Workflow
-from flowrl.specs.user_functions import run_file
-from flowrl.wording import listing, nearest_file, suggestion
+from flowrl.specs.user_functions import import_file
+from flowrl.wording import listing, suggestion
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
 
@@ -90,44 +88,3 @@ def _from_file(path: Path, name: str, where: str | None) -> Workflow:
             hint=f"say which: {path}:{first}",
         )
     return next(iter(found.values()))
-
-
-def import_file(path: Path, *, where: str | None = None) -> ModuleType:
-    """Imports a Python file by its path; its siblings can be imported by their names.
-
-    The same file is imported once, so that its workflows share its globals.
-
-    Raises:
-        ConfigError: no such file.
-        TraceError: the file raises; `user_frames` holds its traceback.
-    """
-    full = path.expanduser().resolve()
-    if not full.is_file():
-        there = full.parent.is_dir()
-        raise ConfigError(
-            f"no file {path}" if there else f"no file {path}, and no folder {path.parent}",
-            where=where,
-            hint=nearest_file(path, (".py",))
-            or f"paths are relative to the current directory, {Path.cwd()}",
-        )
-    try:
-        return run_file(full)
-    except (FlowError, KeyboardInterrupt):
-        raise
-    except SyntaxError as error:
-        raise _no_python(path, error) from error
-    except BaseException as error:
-        raise explained(f"importing {path}", error, otherwise=str(path)) from error
-
-
-def _no_python(path: Path, error: SyntaxError) -> TraceError:
-    """Returns the error for a file, or one that it imports, that Python cannot read."""
-    file = Path(error.filename) if error.filename else path
-    shown = path if file.resolve() == path.expanduser().resolve() else file
-    found = (error.text or "").strip()
-    return TraceError(
-        f"{shown} is no Python: {error.msg}",
-        where=f"{shown}:{error.lineno}" if error.lineno else str(shown),
-        found=found or None,
-        hint="correct this line, or what is open in the one before it",
-    )

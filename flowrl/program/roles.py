@@ -16,24 +16,23 @@ from inspect import isfunction
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self, TypeVar, overload
 
-from flowrl.errors import TraceError
-from flowrl.graph.ir import Attr, Op, SourceRef
+from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import SCORE, SIGNATURES, WEIGHTS, score_outputs
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, TokenRewards, Values
 from flowrl.program.operation import (
     check_spec,
-    check_whole,
+    check_value,
     current_tracer,
-    operation,
     reads_of,
     refuse_argument,
 )
-from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import KL, LossSpec
-from flowrl.specs import loss as losses
+from flowrl.specs.base import Count
 from flowrl.specs.loss import BradleyTerry, Outcome, Prediction, ValueClip
+from flowrl.specs.names import operation
+from flowrl.user_lines import SourceRef, trace_error
 
 __all__ = ["Critic", "Environment", "Reward", "RewardModel", "Role"]
 
@@ -75,6 +74,11 @@ class Role:
         after = "" if self._version is None else f" after {self._version}"
         return f"the role '{self.name}'{after}"
 
+    @classmethod
+    def operations(cls) -> list[str]:
+        """Returns the names of what a program may ask of such a role."""
+        return [name for name in dir(cls) if hasattr(getattr(cls, name), "is_operation")]
+
     @property
     def tracer(self) -> Tracer:
         """The trace that the role belongs to."""
@@ -93,9 +97,8 @@ class Role:
         """
         what = f"{self.name}.{op}"
         if active_tracer() is None and not self._tracer.closed:
-            raise TraceError(
+            raise trace_error(
                 f"{what} is used in another thread than the one that runs the workflow",
-                where=str(user_line()),
                 hint="a workflow only says what happens; flowrl runs operations concurrently",
             )
         tracer = current_tracer(what)
@@ -103,12 +106,10 @@ class Role:
             expected = "a role of the workflow that is being traced"
             hint = "do not keep roles between calls; use the workflow's parameter"
             raise refuse_argument(what, "role", self, expected, hint)
-        if op is Op.UPDATE:
-            tracer.refuse_after_sync(self.name)
-            if self._version is not None:
-                tracer.refuse_other_weights(self.name, op, self._version)
-        elif op is not Op.SYNC:
-            tracer.refuse_other_weights(self.name, op, self._version)
+        newest = tracer.last_update(self.name)
+        if self._version is not None and newest is not None and newest.id != self._version:
+            hint = f"use what {self.name}.update ({newest.source}) returned"
+            raise refuse_argument(what, "role", self, f"the newest version of {self.name}", hint)
         return tracer
 
     def _evaluate(self, op: Op, kind: type[_H], rollout: Samples, **attrs: Attr) -> _H:
@@ -153,7 +154,7 @@ class Role:
             "extra" if number == 1 else f"extra_{number}": read
             for number, read in enumerate(fields, 1)
         }
-        check_whole(name, "every", every, "a number of steps, from 1 up")
+        check_value(name, "every", every, Count)
         attrs = {"loss": loss, "kl": _penalty(name, kl), **attrs}
         if every > 1:
             attrs["every"] = every
@@ -218,13 +219,10 @@ class RewardModel(Role):
         if per is None and separator is None:
             return self._evaluate(Op.SCORE, Scores, rollout, by="model")
         name = f"{self.name}.score"
-        if per not in ("token", "step"):
-            raise refuse_argument(name, "per", per, '"token" or "step"')
-        if per == "step" and not (isinstance(separator, str) and separator):
-            hint = 'write per="step", separator="\\n\\n"'
-            raise refuse_argument(name, "separator", separator, "the text that ends a step", hint)
-        if per == "token" and separator is not None:
-            raise refuse_argument(name, "separator", separator, 'none, or per="step"')
+        check_value(name, "per", per, Literal["token", "step"])
+        if (per == "step") != bool(separator):
+            expected = 'the text that ends a step with per="step", and only then'
+            raise refuse_argument(name, "separator", separator, expected)
         steps: dict[str, Attr] = {} if separator is None else {"separator": separator}
         return self._evaluate(Op.SCORE, TokenRewards, rollout, by="model", per=per, **steps)
 
@@ -322,37 +320,13 @@ def _penalty(name: str, kl: object) -> KL | None:
     return kl
 
 
-_LOSSES: Mapping[Prediction, str] = {
-    "logprobs": "fl.loss.policy_clip(0.2)",
-    "values": "fl.loss.value_clip(0.2)",
-    "scores": "fl.loss.bradley_terry()",
-}
-"""A loss for each output of a model."""
-
-
 def _check_loss(role: Role, name: str, loss: object) -> None:
+    expected = f"a loss of {role.predicts[0]}, which is what {role.kind} gives"
     if not isinstance(loss, LossSpec):
-        raise refuse_argument(name, "loss", loss, "a loss of fl.loss", _loss_meant(role, loss))
+        hint = "call it: loss=fl.loss.NAME(...)" if callable(loss) else None
+        if isfunction(loss) and not hasattr(loss, "is_operation"):
+            hint = "write it as a function of a module, marked @fl.loss.own(needs=...)"
+        raise refuse_argument(name, "loss", loss, expected, hint)
     if loss.predicts not in role.predicts:
-        prefers = loss.pairs and role.predicts == ("logprobs",)
-        raise refuse_argument(
-            name,
-            "loss",
-            loss,
-            f"a loss of {role.predicts[0]}, which is what {role.kind} gives; this one reads "
-            f"{loss.predicts}",
-            f"write loss={'fl.loss.dpo(0.1)' if prefers else _LOSSES[role.predicts[0]]}",
-        )
+        raise refuse_argument(name, "loss", loss, f"{expected}; this one reads {loss.predicts}")
     check_spec(name, loss, argument="loss")
-
-
-def _loss_meant(role: Role, value: object) -> str:
-    """Returns how to write what was given in the place of a loss."""
-    name = getattr(value, "__name__", "")
-    if getattr(losses, name, None) is value:
-        return f"call it: loss=fl.loss.{name}()"
-    if isfunction(value) and name.isidentifier():
-        return f"mark it: @fl.loss.own(needs=...) above `def {name}`"
-    if isfunction(value):
-        return "write it as a function of a module, marked @fl.loss.own(needs=...)"
-    return f"write loss={_LOSSES[role.predicts[0]]}"

@@ -16,10 +16,9 @@ from flowrl.graph.signatures import PREFERRED
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.judging import add_parse
-from flowrl.program.operation import operation
 from flowrl.program.sets import Pairs
 from flowrl.specs.filters import BestAndWorst, Parsed, RandomK, Threshold, Top
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import operation, raise_missing
 
 __all__ = ["best_and_worst", "parsed", "random", "threshold", "top"]
 

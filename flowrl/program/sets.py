@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, overload
 
-from flowrl.errors import TraceError
 from flowrl.graph.ir import Field, Op
 from flowrl.graph.signatures import (
     PART,
@@ -34,13 +33,13 @@ from flowrl.program.handles import (
 from flowrl.program.operation import (
     check_handle,
     current_tracer,
-    operation,
     reads_of,
     refuse_argument,
 )
-from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 from flowrl.specs import RowCondition, Scalar
+from flowrl.specs.names import operation
+from flowrl.user_lines import trace_error
 
 __all__ = ["Examples", "Pairs", "concat", "pair", "where"]
 
@@ -120,10 +119,6 @@ class Pairs(RowSamples):
     kind = "the pairs"
     comes_from = (
         "pairs are a parameter of the workflow, or come from fl.select.best_and_worst or fl.pair"
-    )
-    _one_thing = (
-        "write pairs = ...; the preferred sample of each pair and the other one stay together: "
-        "reference.logprobs(pairs), actor.update(pairs, reference=..., loss=fl.loss.dpo(0.1))"
     )
     data: ClassVar[str] = "pairs"
     produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK, PREFERRED)
@@ -247,9 +242,8 @@ def _condition(
     asked = {"equals": None if equals is UNSET else [equals], "one_of": one_of, "none_of": none_of}
     written = [argument for argument, values in asked.items() if values is not None]
     if len(written) != 1:
-        raise TraceError(
+        raise trace_error(
             f"{name} needs one of equals=, one_of= and none_of=",
-            where=str(user_line()),
             found=" and ".join(f"{argument}=" for argument in written) or "none of them",
             hint='write row="topic", equals="maths"',
         )

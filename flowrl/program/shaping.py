@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Logprobs, Rollout, Scores, TokenRewards
-from flowrl.program.operation import check_spec, operation, reads_of, refuse_argument
+from flowrl.program.operation import check_spec, reads_of, refuse_argument
 from flowrl.specs.maps import (
     CosineLength,
     ImplicitReward,
@@ -22,7 +22,7 @@ from flowrl.specs.maps import (
     SoftOverlong,
     StopProperly,
 )
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import operation, raise_missing
 
 __all__ = ["cosine_length", "implicit_reward", "repetition", "soft_overlong", "stop_properly"]
 

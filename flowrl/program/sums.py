@@ -18,17 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from flowrl.errors import TraceError
-from flowrl.graph.ir import SourceRef
 from flowrl.program.handles import Advantages, Logprobs, Mapped, Samples, Scores
 from flowrl.program.operation import (
     check_handle,
     current_tracer,
-    operation,
     refuse_argument,
 )
-from flowrl.program.source import user_line
 from flowrl.specs import KL, LossSpec
+from flowrl.specs.names import operation
+from flowrl.user_lines import SourceRef, trace_error, user_line
 
 __all__ = ["Sum", "Term", "sum_of", "term"]
 
@@ -59,9 +57,8 @@ class Term:
         if is_number and 0 < float(factor) < math.inf:  # type: ignore[arg-type]
             return replace(self, weight=self.weight * float(factor))  # type: ignore[arg-type]
         hint = "leave the term out, inside `if weight:` where a setting decides"
-        raise TraceError(
+        raise trace_error(
             "a term cannot be multiplied by this",
-            where=str(user_line()),
             found=repr(factor),
             expected="a finite number above 0",
             hint=hint if is_number and factor == 0 else None,
@@ -137,5 +134,5 @@ def sum_of(*terms: Term) -> Sum:
             hint = "write fl.sum(*terms)"
         raise refuse_argument("fl.sum", "terms", each, "terms: fl.term(samples, ...)", hint)
     if not terms:
-        raise TraceError("fl.sum has no terms", where=str(user_line()), hint=f"write {_WRITTEN}")
+        raise trace_error("fl.sum has no terms", hint=f"write {_WRITTEN}")
     return Sum(terms)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from flowrl.errors import TraceError
-from flowrl.graph.ir import Attr, Edge, Field, Graph, Level, Node, Op, SourceRef
+from flowrl.graph.ir import Attr, Edge, Field, Graph, Level, Node, Op
 from flowrl.graph.sample_sets import results
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.ids import NodeId, RoleName
-from flowrl.program.source import user_line
 from flowrl.specs.filters import Turns
+from flowrl.user_lines import SourceRef, trace_error, user_line
 
 __all__ = ["Call", "Read", "Tracer", "active_tracer", "is_eager", "tracing"]
 
@@ -144,9 +144,8 @@ class Tracer:
         Raises:
             TraceError: there are no values while a workflow is traced.
         """
-        raise TraceError(
+        raise trace_error(
             f"what '{node_id}' gives has no value while the workflow is traced",
-            where=str(user_line()),
             found=f"fields {', '.join(field.name for field in fields)}",
             hint="values are there when the program runs with executor=eager; "
             "write `if fl.is_eager():` before lines that read them",
@@ -185,52 +184,6 @@ class Tracer:
             candidate = f"{name}.{number}"
         self._numbers[name] = number
         return NodeId(candidate)
-
-    def refuse_other_weights(self, role: RoleName, op: Op, version: NodeId | None) -> None:
-        """Raises TraceError if an operation of `role` cannot have the weights that it asks for.
-
-        Args:
-            version: The update after which they are; None for those that the step began with.
-        """
-        changes = [n for n in self.nodes if n.op in (Op.UPDATE, Op.SYNC) and n.role == role]
-        generates = op is Op.GENERATE
-        if not changes or (changes[-1].id == version and not generates):
-            return
-        change = changes[-1]
-        if generates:
-            expected = "rollouts by the weights that the step begins with"
-            hint = f"move it before {role}.{change.op}; new weights generate in the next step"
-        elif version is not None:
-            expected = f"the newest version of {role}"
-            hint = f"use what {role}.update ({change.source}) returned"
-        elif change.op is Op.SYNC:
-            expected = "the weights that the step begins with"
-            hint = f"move it before {role}.sync"
-        else:
-            expected = "the weights that the step begins with, or those that an update returns"
-            hint = (
-                f"move it before {role}.update, or ask the new version: "
-                f"{role}2 = {role}.update(...), then {role}2.{op}(...)"
-            )
-        what = f"{role}.{op}" if version is None else f"{role}.{op} of the version after {version}"
-        raise TraceError(
-            f"{what} comes after {role}.{change.op} ({change.source}) in the same step",
-            where=str(user_line()),
-            expected=expected,
-            hint=hint,
-        )
-
-    def refuse_after_sync(self, role: RoleName) -> None:
-        """Raises TraceError if another role has taken the weights of `role` in this step."""
-        for edge in self._edges:
-            sync, source = self._nodes[edge.dst], self._nodes[edge.src]
-            if sync.op is Op.SYNC and source.role == role:
-                raise TraceError(
-                    f"{role}.update comes after {sync.role}.sync({role}) ({sync.source}), which "
-                    "takes the weights that a step ends with",
-                    where=str(user_line()),
-                    hint=f"move it before {sync.role}.sync",
-                )
 
     def finish(self) -> Graph:
         """Returns the traced graph.

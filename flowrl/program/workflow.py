@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
 from flowrl.errors import FlowError, TraceError
-from flowrl.graph.ir import Graph, Op, SourceRef
+from flowrl.graph.ir import Graph, Op
 from flowrl.graph.verify import verify
 from flowrl.program.parameters import (
     Argument,
@@ -27,15 +27,13 @@ from flowrl.program.parameters import (
     RoleParameter,
     bind_arguments,
     bind_roles,
-    fits,
     read_parameters,
 )
-from flowrl.program.source import user_line
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
-from flowrl.program.user_errors import explained
+from flowrl.program.user_errors import program_error
 from flowrl.specs import Scalar
-from flowrl.specs.user_functions import definition_of
-from flowrl.wording import suggestion
+from flowrl.specs.base import CountFromZero, refusal
+from flowrl.user_lines import definition_of, trace_error
 
 __all__ = ["Workflow", "workflow"]
 
@@ -63,8 +61,18 @@ class Workflow:
     ) -> None:
         self.name = function.__name__
         self.function = function
-        self.source = _definition(function)
-        self.max_staleness = _checked_staleness(max_staleness, self.name, self.source)
+        source = definition_of(function)
+        assert source is not None  # it is a function of Python code
+        self.source = source
+        self.max_staleness = max_staleness
+        expected = refusal(max_staleness, CountFromZero | None)
+        if expected is not None:
+            raise TraceError(
+                f"max_staleness of workflow '{self.name}' must count weight publications",
+                where=str(source),
+                found=repr(max_staleness),
+                expected=expected,
+            )
         parameters = read_parameters(function, local_names, self.source)
         self.roles: tuple[RoleParameter, ...] = parameters.roles
         self.data: tuple[DataParameter, ...] = parameters.data
@@ -153,17 +161,17 @@ class Workflow:
             for data in self.data:
                 node = tracer.add(
                     Op.SOURCE,
-                    name=data.name,
+                    name=data.parameter,
                     outputs=data.kind.produces,
                     attrs={"data": data.kind.data},
                     source=self.source,
                 )
-                handles[data.name] = data.kind(tracer, node, data.kind.produces)
+                handles[data.parameter] = data.kind(tracer, node, data.kind.produces)
             return self._call(tracer, (), handles)
 
     def raised(self, error: Exception) -> TraceError:
         """Returns the message for an error of the user's own program."""
-        return explained(f"workflow '{self.name}'", error, otherwise=str(self.source))
+        return program_error(f"workflow '{self.name}'", error, otherwise=str(self.source))
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Inside another workflow: its operations become part of that one's graph.
@@ -173,9 +181,8 @@ class Workflow:
         """
         tracer = active_tracer()
         if tracer is None:
-            raise TraceError(
+            raise trace_error(
                 f"workflow '{self.name}' is a program to compile, not a function to call",
-                where=str(user_line()),
                 hint=f"fl.run({self.name}, config), or {self.name}.trace() to see its graph",
             )
         self._check_staleness(tracer.stack[0])
@@ -186,9 +193,8 @@ class Workflow:
         self, tracer: Tracer, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         if any(call.function is self.function for call in tracer.stack):
-            raise TraceError(
+            raise trace_error(
                 f"workflow '{self.name}' calls itself",
-                where=str(user_line()),
                 found=" -> ".join([*(call.name for call in tracer.stack), self.name]),
                 hint="a step is traced once and repeated train.steps times; no loop is needed",
             )
@@ -203,15 +209,9 @@ class Workflow:
         """A step has one bound on the age of its samples: that of the program that is run."""
         if self.max_staleness in (None, outermost.max_staleness):
             return
-        raise TraceError(
+        raise trace_error(
             f"workflow '{self.name}' is declared with max_staleness={self.max_staleness}, and "
-            f"'{outermost.name}', which calls it, "
-            + (
-                "leaves it to the config"
-                if outermost.max_staleness is None
-                else f"with {outermost.max_staleness}"
-            ),
-            where=str(user_line()),
+            f"'{outermost.name}', which calls it, with {outermost.max_staleness}",
             expected="one bound for the whole step",
             hint=f"write @fl.workflow(max_staleness={self.max_staleness}) above "
             f"'{outermost.name}', or leave it out at '{self.name}'",
@@ -221,41 +221,23 @@ class Workflow:
         try:
             bound = inspect.signature(self.function).bind(*args, **kwargs)
         except TypeError as error:
-            raise TraceError(
+            raise trace_error(
                 f"workflow '{self.name}': {error}",
-                where=str(user_line()),
                 expected=str(inspect.signature(self.function)),
                 hint="call it with these parameters",
             ) from None
 
-        def refused(problem: str, name: str, expected: str, hint: str) -> TraceError:
-            return TraceError(
-                f"workflow '{self.name}' {problem} '{name}'",
-                where=str(user_line()),
-                found=repr(bound.arguments[name]),
-                expected=expected,
-                hint=hint,
-            )
-
-        roles = {role.parameter: role for role in self.roles}.values()
-        for role in roles:
-            given, kind = bound.arguments[role.parameter], role.kind
-            several = given if role.listed and isinstance(given, list | tuple) else ()
-            handles = several if role.listed else (given,)
-            if not handles or not all(isinstance(each, kind) for each in handles):
-                written = f"list[fl.{kind.__name__}]" if role.listed else f"fl.{kind.__name__}"
-                called = f"several of {kind.kind}" if role.listed else kind.kind
-                hint = "pass handles of that kind" if role.listed else "pass a handle of that kind"
-                raise refused(f"takes {called} as", role.parameter, written, hint)
-        for parameter in self.data:
-            if not isinstance(bound.arguments[parameter.name], parameter.kind):
-                called, written = parameter.kind.kind, f"fl.{parameter.kind.__name__}"
-                hint = "pass a handle of that kind"
-                raise refused(f"takes {called} as", parameter.name, written, hint)
-        for argument in self.arguments:
-            name = argument.name
-            if name in bound.arguments and not fits(argument, bound.arguments[name]):
-                raise refused("cannot take this", name, argument.expected, "pass such a value")
+        parameters: Sequence[RoleParameter | DataParameter | Argument]
+        parameters = (*self.roles, *self.data, *self.arguments)
+        for parameter in parameters:
+            name = parameter.parameter
+            if name in bound.arguments and not parameter.accepts(bound.arguments[name]):
+                raise trace_error(
+                    f"workflow '{self.name}' cannot take this as '{name}'",
+                    found=repr(bound.arguments[name]),
+                    expected=parameter.expected,
+                    hint="pass such a value",
+                )
 
 
 @overload
@@ -273,7 +255,6 @@ def workflow(
     /,
     *,
     max_staleness: int | None = None,
-    **unknown: object,
 ) -> Workflow | Callable[[Callable[..., object]], Workflow]:
     """Makes a workflow of a function; with or without arguments.
 
@@ -284,22 +265,13 @@ def workflow(
     Raises:
         TraceError: parameters that a workflow cannot have.
     """
-    for name in unknown:
-        raise TraceError(
-            f"@fl.workflow takes no '{name}'",
-            where=str(user_line()),
-            expected="max_staleness",
-            hint=suggestion(name, ["max_staleness"])
-            or "settings are parameters of the function, and keys of the config",
-        )
     # Annotations written as strings may name what the enclosing function imported.
     local_names = sys._getframe(1).f_locals
 
     def make(target: Callable[..., object]) -> Workflow:
         if not inspect.isfunction(target):
-            raise TraceError(
+            raise trace_error(
                 "@fl.workflow marks functions",
-                where=str(user_line()),
                 found=repr(target),
                 hint="write it above a `def`",
             )
@@ -307,28 +279,10 @@ def workflow(
         if is_async or inspect.isgeneratorfunction(target):
             raise TraceError(
                 f"workflow '{target.__name__}' must be a plain function",
-                where=str(_definition(target)),
+                where=str(definition_of(target)),
                 found="async def" if is_async else "yield in its body",
                 hint="a workflow only says what happens; flowrl runs operations concurrently",
             )
         return Workflow(target, max_staleness=max_staleness, local_names=local_names)
 
     return make if function is None else make(function)
-
-
-def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise TraceError(
-        f"max_staleness of workflow '{name}' must count weight publications",
-        where=str(where),
-        found=repr(value),
-        expected="a whole number from 0 (strictly on-policy) up, or None for the config's",
-        hint="write a whole number, or leave it out",
-    )
-
-
-def _definition(function: Callable[..., object]) -> SourceRef:
-    """Returns the line of `def`, below the decorators."""
-    file, _, line = definition_of(function).rpartition(":")
-    return SourceRef(file=file, line=int(line))

@@ -39,7 +39,6 @@ from flowrl.observe.display import Display, PlainDisplay, TimeToGo, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.observe.trackers import TrackerContext, Trackers
-from flowrl.program.source import breakpoints_left_out
 from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.checkpoint.store import (
     Checkpoint,
@@ -55,6 +54,7 @@ from flowrl.runtime.driver.threads import Watchdog
 from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
+from flowrl.user_lines import breakpoints_left_out
 
 __all__ = [
     "STOPS",

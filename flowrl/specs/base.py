@@ -46,6 +46,7 @@ __all__ = [
     "format_scalar",
     "list_of",
     "option",
+    "refusal",
     "spec_from_json",
     "with_floats",
     "wrong_fields",
@@ -186,7 +187,7 @@ class Range:
 
     Attributes:
         low, high: The bounds, both included.
-        above: True to exclude `low` itself.
+        above, below: True to exclude `low` itself, or `high`.
         finite: True to exclude the infinities.
         at_most: The name of a field whose value is an upper bound too, unless it is None.
     """
@@ -194,23 +195,26 @@ class Range:
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
+    below: bool = False
     finite: bool = False
     at_most: str = ""
 
     def holds(self, value: float) -> bool:
         """Returns True if the value is in the range; `at_most` is not considered."""
         from_low = value > self.low if self.above else value >= self.low
-        return from_low and value <= self.high and (math.isfinite(value) or not self.finite)
+        to_high = value < self.high if self.below else value <= self.high
+        return from_low and to_high and (math.isfinite(value) or not self.finite)
 
     def describe(self, noun: str) -> str:
         """Returns `a number from 0 up`."""
-        below = math.isfinite(self.high)
+        bounded = math.isfinite(self.high)
         if not math.isfinite(self.low):
-            return f"{noun} of at most {self.high:g}" if below else noun
+            return f"{noun} of at most {self.high:g}" if bounded else noun
         if self.above:
-            at_most = f" and of at most {self.high:g}" if below else ""
+            at_most = f" and of at most {self.high:g}" if bounded else ""
             return f"{noun} above {self.low:g}{at_most}"
-        return f"{noun} from {self.low:g} " + (f"to {self.high:g}" if below else "up")
+        to = "to below" if self.below else "to"
+        return f"{noun} from {self.low:g} " + (f"{to} {self.high:g}" if bounded else "up")
 
 
 _ANY = Range()
@@ -241,6 +245,12 @@ def wrong_fields(spec: Spec) -> Iterator[Wrong]:
         if low is not None and high is not None and low > high:
             yield name, low, f"a number of at most {bounds.at_most}={high:g}"
     yield from spec.conflicts()
+
+
+def refusal(value: object, annotation: object) -> str | None:
+    """Returns the values that an annotation allows, in words; None if it allows this one."""
+    allowed = _allowed(annotation)
+    return None if _fits(value, *allowed) else _describe(*allowed)
 
 
 def with_floats(spec: _S) -> _S:
@@ -291,5 +301,8 @@ def _describe(choices: tuple[object, ...], bounds: Range) -> str:
         str: "a string",
         bool: "True or False",
     }
-    texts = [names[each] if isinstance(each, type) else repr(each) for each in choices]
+    texts = [
+        names.get(each, f"an fl.{each.__name__}") if isinstance(each, type) else repr(each)
+        for each in choices
+    ]
     return " or ".join(texts) if len(texts) < 3 else "one of " + ", ".join(texts)

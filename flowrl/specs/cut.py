@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from flowrl.specs.base import Count, Range
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import operation, raise_missing
 from flowrl.specs.prompts import PromptsSpec
 
 __all__ = [
@@ -69,16 +69,19 @@ class CutLeastLikely(CutSpec):
     rank: Count = 1
 
 
+@operation
 def at(tokens: int) -> CutAt:
     """Cuts each response after `tokens` tokens, or before its last token where it has no more."""
     return CutAt(tokens=tokens)
 
 
+@operation
 def share(share: float) -> CutShare:
     """Cuts each response after a share of its tokens, rounded down."""
     return CutShare(share=share)
 
 
+@operation
 def least_likely(rank: int = 1) -> CutLeastLikely:
     """Cuts each response before its least likely token, by the logprobs of the engine.
 

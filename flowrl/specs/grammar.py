@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from json import dumps
 from typing import TYPE_CHECKING, ClassVar
 
-from flowrl.errors import TraceError
 from flowrl.specs.base import Spec
-from flowrl.specs.names import raise_missing
-from flowrl.specs.user_functions import caller
+from flowrl.specs.names import operation, raise_missing
+from flowrl.user_lines import trace_error
 
 __all__ = ["Grammar", "JsonSchema", "Regex", "json_schema", "regex"]
 
@@ -44,6 +43,7 @@ class JsonSchema(Grammar):
     schema: str
 
 
+@operation
 def regex(pattern: str) -> Regex:
     """Restricts responses to those that match a regular expression as a whole.
 
@@ -55,15 +55,15 @@ def regex(pattern: str) -> Regex:
         if not isinstance(pattern, str):
             raise TypeError("it is not a string")
     except (re.error, TypeError, RecursionError, OverflowError) as error:
-        raise TraceError(
+        raise trace_error(
             f"this is not a regular expression: {error}",
-            where=caller(),
             found=repr(pattern),
             expected="a string that Python's `re` can read",
         ) from None
     return Regex(pattern=pattern)
 
 
+@operation
 def json_schema(schema: Mapping[str, object]) -> JsonSchema:
     """Restricts responses to JSON values that a JSON Schema allows.
 
@@ -71,9 +71,8 @@ def json_schema(schema: Mapping[str, object]) -> JsonSchema:
         TraceError: The schema is not a mapping that JSON can hold.
     """
     if not isinstance(schema, Mapping):
-        raise TraceError(
+        raise trace_error(
             "a JSON schema is a mapping",
-            where=caller(),
             found=repr(schema),
             expected='such as {"type": "object", "properties": {...}}',
             hint="fl.grammar.json_schema(json.loads(text))" if isinstance(schema, str) else None,
@@ -81,7 +80,5 @@ def json_schema(schema: Mapping[str, object]) -> JsonSchema:
     try:
         text = dumps(dict(schema), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TraceError(
-            f"JSON cannot hold this schema: {error}", where=caller(), found=repr(schema)
-        ) from None
+        raise trace_error(f"JSON cannot hold this schema: {error}", found=repr(schema)) from None
     return JsonSchema(schema=text)

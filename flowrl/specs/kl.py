@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from flowrl.specs.base import Count, FiniteFromZero, Positive, Spec, Wrong, option
-from flowrl.specs.names import check_options, raise_missing
+from flowrl.specs.names import operation, raise_missing
 
 __all__ = [
     "KL",
@@ -84,30 +84,31 @@ class KLOptions(TypedDict, total=False):
     step_clip: float
 
 
+@operation
 def k1(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of the plain log-ratio."""
-    check_options(k1, options)
     return KL(estimator="k1", coefficient=coefficient, **options)
 
 
+@operation
 def kl_abs(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of the absolute log-ratio."""
-    check_options(kl_abs, options)
     return KL(estimator="abs", coefficient=coefficient, **options)
 
 
+@operation
 def k2(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of half the squared log-ratio."""
-    check_options(k2, options)
     return KL(estimator="k2", coefficient=coefficient, **options)
 
 
+@operation
 def k3(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of GRPO's low-variance, non-negative estimator."""
-    check_options(k3, options)
     return KL(estimator="k3", coefficient=coefficient, **options)
 
 
+@operation
 def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Returns a penalty of the exact KL(policy || reference), which has an exact gradient.
 
@@ -115,5 +116,4 @@ def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     tokens times vocabulary (0.6 GB for 1,000 tokens of a vocabulary of 150,000). It is for small
     vocabularies and small batches.
     """
-    check_options(full, options)
     return KL(estimator="full", coefficient=coefficient, **options)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from flowrl.errors import TraceError
 from flowrl.specs.base import (
     USER_OPTIONS,
     Count,
@@ -33,7 +32,8 @@ from flowrl.specs.base import (
     list_of,
     option,
 )
-from flowrl.specs.user_functions import MarkedFunction, Options, caller
+from flowrl.specs.user_functions import MarkedFunction, Options
+from flowrl.user_lines import trace_error
 from flowrl.wording import suggestion
 
 __all__ = [
@@ -279,7 +279,7 @@ class UserMap(MarkedFunction[OwnMap]):
         keys = (reads,) if isinstance(reads, str) else tuple(dict.fromkeys(reads))
         texts = (gives,) if isinstance(gives, str) else tuple(gives)
         if not keys or not texts:
-            raise TraceError("a map needs at least one field in reads= and gives=", where=caller())
+            raise trace_error("a map needs at least one field in reads= and gives=")
         _check_keys(keys)
         given = [_field(text) for text in texts]
         _check_given(given)
@@ -303,18 +303,16 @@ def _field(text: str) -> Gives:
         return _KNOWN[text][0]
     match = _FIELD.fullmatch(text.strip())
     if match is None:
-        raise TraceError(
+        raise trace_error(
             f"{text!r} has no unit",
-            where=caller(),
             expected=", ".join(_KNOWN) + f", or name/unit with {' or '.join(UNITS)}",
             hint=f'write "{text}/samples" or "{text}/tokens"' if text.isidentifier() else None,
         )
     name, dtype, unit = match["name"], match["dtype"] or "float32", match["unit"]
     for value, allowed, what in ((dtype, DTYPES, "dtype"), (unit, UNITS, "unit")):
         if value not in allowed:
-            raise TraceError(
+            raise trace_error(
                 f"a map cannot give the {what} {value!r}",
-                where=caller(),
                 found=text,
                 expected=", ".join(allowed),
                 hint=suggestion(value, allowed),
@@ -328,17 +326,15 @@ _ROW_KEY = re.compile(r"row(\.-?\w+)+")
 def _check_keys(keys: Sequence[str]) -> None:
     for key in keys:
         if not isinstance(key, str) or not (key.isidentifier() or _ROW_KEY.fullmatch(key)):
-            raise TraceError(
+            raise trace_error(
                 f"{key!r} is not the key of a field",
-                where=caller(),
                 hint="a field of the data row is row.NAME, one inside another row.NAME.NAME",
             )
         name, place = split_key(key)
         # Edges carry only the fields that are read, so keys without a gap identify arguments.
         if place > 0 and _key(name, place - 1) not in keys:
-            raise TraceError(
+            raise trace_error(
                 f"a map reads {key!r}, but not {_key(name, place - 1)!r}",
-                where=caller(),
                 found=", ".join(keys),
                 hint=f"{name!r} is the field of the first argument that has it, '{name}_2' of the "
                 "second",
@@ -350,18 +346,16 @@ def _check_given(given: Sequence[Gives]) -> None:
     for each in given:
         name, dtype, unit = each
         if names.count(name) > 1:
-            raise TraceError(f"a map gives {name!r} twice", where=caller())
+            raise trace_error(f"a map gives {name!r} twice")
         if name in HELD_TEXTS:
-            raise TraceError(
+            raise trace_error(
                 f"a map cannot give {name!r}: a map gives numbers, and samples keep their texts",
-                where=caller(),
                 hint="choose another name",
             )
         known = _KNOWN.get(name, (each,))
         if each not in known:
-            raise TraceError(
+            raise trace_error(
                 f"a map cannot give {name!r} as {dtype}/{unit}: operations read it by this name",
-                where=caller(),
                 expected=" or ".join(map(_format_field, known)),
                 hint="choose another name",
             )

@@ -6,25 +6,24 @@ The error for an unknown name suggests a public one: by its name in papers and o
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from flowrl.errors import TraceError
-from flowrl.specs.user_functions import caller
 from flowrl.synonyms import meanings
+from flowrl.user_lines import trace_error
 from flowrl.wording import nearest
 
 __all__ = [
     "MODULES",
     "Missing",
-    "argument_hint",
     "arguments_of",
-    "check_options",
-    "kind_called",
     "missing_name",
+    "operation",
     "raise_missing",
 ]
 
@@ -37,6 +36,8 @@ MODULES: Mapping[str, str] = {
     },
 }
 """The public name of each module."""
+
+_FAMILIES = tuple(module for module in MODULES if module != "flowrl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +72,7 @@ def missing_name(module: str, name: str, own: Collection[str]) -> Missing:
     return Missing(what=f"{called} has no '{name}'", names=names, hint=hint)
 
 
-def kind_called(name: str, kinds: Collection[str]) -> str | None:
-    """Returns the usual kind of role or data of a parameter with this name: `fl.Prompts`.
-
-    Args:
-        name: The name of the parameter.
-        kinds: The kinds that a parameter may have: `Policy`, `Prompts`, ...
-    """
-    words = name.lower().split("_")
-    for part in (name, *reversed(words)):
-        called = next(iter(meanings("fl", part)), "").split(" ")[0]
-        if called.removeprefix("fl.") in kinds:
-            return called
-        meant = nearest(part.replace("_", ""), kinds, cutoff=0.85)
-        if meant is not None:
-            return f"fl.{meant}"
-    return None
-
-
+@functools.cache
 def arguments_of(function: Callable[..., Any]) -> list[str]:
     """Returns the names of a function's arguments, including those in an unpacked `**options`."""
     names: list[str] = []
@@ -102,36 +86,58 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
     return names
 
 
-def argument_hint(function: str, unknown: str, names: Sequence[str]) -> str | None:
-    """Suggests what to write in place of an unknown argument; None without a suggestion.
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorates a function of programs: other arguments than its own are a `TraceError`."""
+    signature = inspect.signature(function)
+    own = function.__qualname__
+    if "." not in own:
+        module = next((m for m in _FAMILIES if function.__module__.startswith(m)), "flowrl")
+        own = f"{MODULES[module]}.{own}"
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        name, problem = own, None
+        unknown = [each for each in kwargs if each not in signature.parameters]
+        if own.endswith(".__call__"):  # a function of the user's own is called by its name
+            name = str(getattr(args[0], "__name__", own))
+        elif unknown:
+            unknown = [each for each in unknown if each not in arguments_of(function)]
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            problem = str(error)
+        if problem is not None or (unknown and not own.endswith(".__call__")):
+            raise _bad_call(name, function, problem, unknown)
+        return function(*args, **kwargs)
+
+    vars(checked)["is_operation"] = True
+    return checked
+
+
+def _bad_call(
+    name: str, function: Callable[..., Any], problem: str | None, unknown: Sequence[str]
+) -> TraceError:
+    """Returns the error of a call with other arguments than a function takes.
 
     Args:
-        function: The name of the function without its module: `generate`.
-        unknown: The name of the unknown argument.
-        names: The arguments of the function.
+        name: The name of the function in a program.
+        problem: Python's message.
+        unknown: Names of given arguments that it does not take; one of them may stand for an
+            argument that is missing.
     """
-    for meant in meanings(f"{function}()", unknown):
-        return f"write {meant}=..." if meant in names else f"write {meant}"
-    match = nearest(unknown, names, cutoff=0.7)
-    return None if match is None else f"did you mean '{match}'?"
-
-
-def check_options(function: Callable[..., Any], options: Collection[str]) -> None:
-    """Checks the names in `**options` of a function of `fl.loss` or `fl.kl`.
-
-    Raises:
-        TraceError: The function does not have one of the options.
-    """
-    names = arguments_of(function)
-    for name in options:
-        if name not in names:
-            family = function.__module__.removeprefix("flowrl.specs.").partition(".")[0]
-            raise TraceError(
-                f"fl.{family}.{function.__name__} does not have the option '{name}'",
-                where=caller(),
-                expected=", ".join(names),
-                hint=argument_hint(function.__name__, name, names),
-            )
+    names, hint = arguments_of(function), None
+    for argument in unknown[:1]:
+        problem = f"got an unexpected keyword argument '{argument}'"
+        meant = next(iter(meanings(f"{name.rpartition('.')[2]}()", argument)), None)
+        match = nearest(argument, names, cutoff=0.7)
+        hint = f"leave {argument} out" if match is None else f"did you mean '{match}'?"
+        if meant is not None:
+            hint = f"write {meant}=..." if meant in names else f"write {meant}"
+    return trace_error(f"{name}: {problem}", expected=f"arguments {', '.join(names)}", hint=hint)
 
 
 def raise_missing(module: str, name: str, own: Collection[str]) -> NoReturn:

@@ -22,17 +22,17 @@ import importlib.util
 import inspect
 import linecache
 import math
-import os
 import sys
-import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from flowrl.errors import FlowError, TraceError
+from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.specs.base import Scalar, Spec
+from flowrl.user_lines import definition_of, explained, trace_error, user_line
 from flowrl.wording import listing, nearest_file, suggestion
 
 __all__ = [
@@ -40,11 +40,8 @@ __all__ = [
     "MarkedFunction",
     "Options",
     "callable_in",
-    "caller",
     "change_options",
     "declared_options",
-    "definition_of",
-    "line_of",
     "load_function",
     "names_among",
     "reference_of",
@@ -57,7 +54,6 @@ NO_DEBUGGER = (
 )
 """The message for a debugger without a terminal; rewards, environments and maps share it."""
 
-_FLOWRL = str(Path(__file__).parent.parent) + os.sep
 _OWN_MODULE = "flowrl_own_"
 
 _MARKED: dict[tuple[str, str], FunctionType] = {}
@@ -79,10 +75,10 @@ def reference_of(function: object, *, kind: str) -> str:
         TraceError: It is a lambda, a method, a function inside another one, or not a function.
     """
     if not isinstance(function, FunctionType):
-        problem, where, found = "must be a function, not a method", caller(), repr(function)
+        problem, where, found = "must be a function, not a method", str(user_line()), repr(function)
     elif (unsupported := _unsupported_kind(function)) is not None:
         problem = f"cannot be {unsupported}: a plan names it, and workers import it"
-        where, found = definition_of(function), function.__qualname__
+        where, found = str(definition_of(function)), function.__qualname__
     else:
         _MARKED[function.__module__, function.__name__] = function
         return f"{_place_of(sys.modules[function.__module__])}:{function.__name__}"
@@ -160,7 +156,11 @@ def load_function(reference: str) -> Callable[..., Any]:
             found=repr(reference),
             expected="FILE.py:NAME or module:NAME",
         )
-    module = _by_file(Path(place)) if place.endswith(".py") else _by_name(place)
+    if place.endswith(".py"):
+        file = Path(place)
+        module = _running(file.expanduser().resolve()) or import_file(file, error=TraceError)
+    else:
+        module = _by_name(place)
     value = vars(module).get(name)
     if isinstance(value, FunctionType):
         return value
@@ -184,30 +184,50 @@ def _by_name(name: str) -> ModuleType:
     main = sys.modules["__main__"]
     if _import_name(main) == name:
         return main
-    try:
+    with _explaining(f"importing {name}"):
         return importlib.import_module(name)
-    except FlowError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _raised(f"importing {name}", error) from error
+    raise AssertionError
 
 
-def _by_file(path: Path) -> ModuleType:
-    file = path.expanduser().resolve()
-    running = _running(file)
-    if running is not None:
-        return running
-    if not file.is_file():
-        raise TraceError(
-            f"no file {path}",
-            hint=nearest_file(path, (".py",)) or f"paths are relative to {Path.cwd()}",
+def import_file(
+    path: Path, *, where: str | None = None, error: type[FlowError] = ConfigError
+) -> ModuleType:
+    """Imports a Python file by its path; its siblings can be imported by their names.
+
+    The same file is imported once, so that its functions share its globals.
+
+    Args:
+        path: The file, relative to the current folder.
+        where: The config key or argument that names it, for messages.
+        error: The class of the error where there is no such file.
+
+    Raises:
+        FlowError: There is no such file.
+        TraceError: The file raises; `user_frames` holds its traceback.
+    """
+    full = path.expanduser().resolve()
+    if not full.is_file():
+        folder = "" if full.parent.is_dir() else f", and no folder {path.parent}"
+        raise error(
+            f"no file {path}{folder}",
+            where=where,
+            hint=nearest_file(path, (".py",))
+            or f"paths are relative to the current directory, {Path.cwd()}",
         )
+    with _explaining(f"importing {path}", str(path)):
+        return run_file(full)
+    raise AssertionError
+
+
+@contextmanager
+def _explaining(subject: str, otherwise: str | None = None) -> Iterator[None]:
+    """Raises errors of the user's own code as errors at the user's line."""
     try:
-        return run_file(file)
+        yield
     except (FlowError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise _raised(f"running {file}", error) from error
+        raise explained(subject, error, otherwise=otherwise) from error
 
 
 def _running(file: Path) -> ModuleType | None:
@@ -302,49 +322,6 @@ def run_file(path: Path) -> ModuleType:
     return module
 
 
-def _raised(what: str, error: BaseException) -> TraceError:
-    """Returns the error of the user's own code, with its line."""
-    text = str(error).strip().splitlines()
-    return TraceError(
-        f"{what} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
-        where=line_of(error),
-    )
-
-
-def line_of(error: BaseException, default: str | None = None) -> str | None:
-    """Returns `file:line` of the deepest line of an error's traceback in the user's code."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_installed(f.filename)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else default
-
-
-def _is_installed(filename: str) -> bool:
-    library = str(Path(os.__file__).parent)
-    return "site-packages" in filename or filename.startswith((_FLOWRL, library, "<frozen"))
-
-
-def definition_of(function: Callable[..., Any]) -> str:
-    """Returns `file:line` of a function's `def`, below its decorators."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return repr(function)
-    first = code.co_firstlineno
-    for line in range(first, first + 20):
-        if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
-            return f"{code.co_filename}:{line}"
-    return f"{code.co_filename}:{first}"
-
-
-def caller() -> str:
-    """Returns `file:line` of the nearest line of the call stack outside flowrl."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_FLOWRL) and frame.f_back is not None:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 # Options.
 
 Options: TypeAlias = tuple[tuple[str, Scalar], ...]
@@ -364,7 +341,7 @@ def declared_options(
     Raises:
         TraceError: The function has parameters with which flowrl cannot call it.
     """
-    where = definition_of(function)
+    where = str(definition_of(function))
     parameters = list(inspect.signature(function).parameters.values())
     wanted = f"({', '.join(takes)}, *, option=default, ...)"
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -409,18 +386,16 @@ def change_options(name: str, options: Options, given: Mapping[str, object]) -> 
     known = dict(options)
     for key, value in given.items():
         if key not in known:
-            raise TraceError(
+            raise trace_error(
                 f"{name} has no option '{key}'",
-                where=caller(),
                 expected=", ".join(known) or "no options",
                 hint=suggestion(key, known),
             )
-        scalar = _scalar(value, key, caller())
+        scalar = _scalar(value, key, str(user_line()))
         default = known[key]
         if scalar is not None and default is not None and _type(scalar) != _type(default):
-            raise TraceError(
+            raise trace_error(
                 f"option '{key}' of {name} is {_type(default)}",
-                where=caller(),
                 found=repr(value),
                 expected=f"{_type(default)}, as its default {default!r}",
             )
@@ -469,9 +444,8 @@ def names_among(
     unique = tuple(dict.fromkeys((names,) if isinstance(names, str) else names))
     for name in unique:
         if name not in known:
-            raise TraceError(
+            raise trace_error(
                 f"no {what} is called {name!r}",
-                where=caller(),
                 expected=", ".join(known),
                 hint=suggestion(str(name), known),
             )

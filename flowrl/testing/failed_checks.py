@@ -8,7 +8,8 @@ from flowrl.errors import TraceError
 from flowrl.specs import LossSpec, MapSpec
 from flowrl.specs.loss import OwnLoss
 from flowrl.specs.maps import OwnMap
-from flowrl.specs.user_functions import definition_of, load_function
+from flowrl.specs.user_functions import load_function
+from flowrl.user_lines import definition_of
 
 __all__ = ["failed_checks"]
 
@@ -18,7 +19,7 @@ def failed_checks(spec: LossSpec | MapSpec, failures: Sequence[str]) -> TraceErr
     kind = "loss" if isinstance(spec, LossSpec) else "map"
     where = None
     if isinstance(spec, OwnLoss | OwnMap):
-        where = definition_of(load_function(spec.function))
+        where = str(definition_of(load_function(spec.function)))
     each = list(dict.fromkeys(failures))
     many = f"{len(each)} check" + ("s" if len(each) > 1 else "")
     return TraceError(

@@ -17,7 +17,8 @@ from flowrl.backend.environment import (
 from flowrl.config.user_functions import ENVIRONMENT_OFFERS
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.specs.user_functions import callable_in, definition_of
+from flowrl.specs.user_functions import callable_in
+from flowrl.user_lines import definition_of
 from flowrl.wording import listing, suggestion
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads

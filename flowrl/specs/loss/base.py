@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, NoReturn, Self, TypeAlias
 
-from flowrl.errors import TraceError
 from flowrl.specs.base import FromZero, Positive, Range, Spec, Wrong, option
-from flowrl.specs.user_functions import caller, names_among
+from flowrl.specs.names import operation
+from flowrl.specs.user_functions import names_among
+from flowrl.user_lines import trace_error
 
 __all__ = [
     "DPO",
@@ -101,9 +102,8 @@ class LossSpec(Spec):
             hint = "leave the update or the term out, inside `if weight:` where a setting decides"
         elif is_number:
             hint = "what is maximised has no bound; write a loss of your own that has one"
-        raise TraceError(
+        raise trace_error(
             f"the loss {self.kind} cannot be multiplied by this",
-            where=caller(),
             found=repr(factor),
             expected="a finite number above 0",
             hint=hint,
@@ -115,9 +115,8 @@ class LossSpec(Spec):
         return self * -1
 
     def __add__(self, other: object) -> NoReturn:
-        raise TraceError(
+        raise trace_error(
             "losses are not added with +",
-            where=caller(),
             found=f"{self.kind} + {getattr(other, 'kind', repr(other))}",
             expected="a sum of terms, each with its samples and its loss",
             hint="write actor.update(fl.sum(fl.term(rollout, advantages=..., loss=...), "
@@ -148,6 +147,7 @@ class CrossEntropy(LossSpec):
     aggregation: Aggregation = "token-mean"
 
 
+@operation
 def cross_entropy(*, aggregation: Aggregation = "token-mean") -> CrossEntropy:
     """Returns the negative log-likelihood of the response tokens."""
     return CrossEntropy(aggregation=aggregation)
@@ -177,6 +177,7 @@ class ValueClip(LossSpec):
         return ("returns",) if self.clip is None else ("returns", "old_values")
 
 
+@operation
 def value_clip(
     clip: float | None = 0.2,
     *,
@@ -270,6 +271,7 @@ class BradleyTerry(PairLoss):
         return True
 
 
+@operation
 def dpo(
     beta: float = 0.1,
     *,
@@ -280,6 +282,7 @@ def dpo(
     return DPO(beta=beta, label_smoothing=label_smoothing, form=form)
 
 
+@operation
 def bradley_terry(*, margin: float = 0.0, centering: float = 0.0) -> BradleyTerry:
     """Returns the loss of a reward model on pairs of answers."""
     return BradleyTerry(margin=margin, centering=centering)
@@ -341,11 +344,13 @@ class TokenOutcome(OutcomeLoss):
     predicts: ClassVar[Prediction] = "token_scores"
 
 
+@operation
 def implicit_reward(beta: float = 0.05) -> ImplicitReward:
     """Returns the loss of a policy whose log-ratio to a reference is to tell the outcome."""
     return ImplicitReward(beta=beta)
 
 
+@operation
 def outcome(*, per: Literal["sample", "token"] = "sample") -> OutcomeLoss:
     """Returns the loss of a reward model whose number is to predict the outcome.
 

@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
-from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
 from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
+from flowrl.specs.names import operation
 from flowrl.specs.user_functions import (
     Options,
-    caller,
     change_options,
     declared_options,
     names_among,
     reference_of,
 )
+from flowrl.user_lines import trace_error
 
 __all__ = ["FIELDS", "OwnLoss", "OwnPairLoss", "OwnScoreLoss", "OwnValueLoss", "own"]
 
@@ -129,6 +129,7 @@ _KINDS: dict[tuple[Prediction, bool], type[OwnLoss]] = {
 """The class of an own loss, by its prediction and whether samples come in pairs."""
 
 
+@operation
 def own(
     *,
     needs: str | Iterable[str] = (),
@@ -167,23 +168,20 @@ def own(
     extra_names = (extra,) if isinstance(extra, str) else tuple(dict.fromkeys(extra))
     for name in extra_names:
         if not name.isidentifier() or name in FIELDS:
-            raise TraceError(
+            raise trace_error(
                 f"{name!r} cannot be the name of a field of a map",
-                where=caller(),
                 hint=f"{name} goes into needs=" if name in FIELDS else None,
             )
     pairs = "preferred" in reads
     if corrects_behaviour and not pairs and "behaviour_logprobs" not in reads:
-        raise TraceError(
+        raise trace_error(
             "a loss cannot correct for the behaviour policy without its logprobs",
-            where=caller(),
             hint='add "behaviour_logprobs" to needs=, or omit corrects_behaviour',
         )
     kind = _KINDS.get((predicts, pairs))
     if kind is None:
-        raise TraceError(
+        raise trace_error(
             f"a loss on {predicts} {'cannot be' if pairs else 'must be'} a loss on pairs",
-            where=caller(),
             hint=f'{"remove" if pairs else "add"} "preferred" {"from" if pairs else "to"} needs=',
         )
 

@@ -14,15 +14,14 @@ other choices are fields of `PolicyLoss`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
-from flowrl.errors import TraceError
 from flowrl.specs.base import Finite, FromZero, Range, Wrong, option
 from flowrl.specs.loss.base import Aggregation, LossSpec
-from flowrl.specs.names import check_options
-from flowrl.specs.user_functions import caller
+from flowrl.specs.names import operation
+from flowrl.user_lines import trace_error
 
 __all__ = [
     "Anchor",
@@ -119,6 +118,7 @@ class Rejection:
     rejection_high: float | None
 
 
+@operation
 def truncate(
     high: float | None = 2.0,
     *,
@@ -140,6 +140,7 @@ def truncate(
     return _weights("truncate", low, high, level, normalise)
 
 
+@operation
 def mask_outside(
     low: float = 0.5,
     high: float | None = 2.0,
@@ -166,6 +167,7 @@ def _weights(
     )
 
 
+@operation
 def reject(
     *,
     low: float | None = None,
@@ -293,13 +295,12 @@ class PolicyOptions(TypedDict, total=False):
     count_empty: bool
 
 
-def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> dict[str, Any]:
+def policy_fields(options: PolicyOptions) -> dict[str, Any]:
     """Returns the options of a policy loss as fields of its specification.
 
     Raises:
-        TraceError: An option does not exist, or options contradict each other.
+        TraceError: Options contradict each other.
     """
-    check_options(function, options)
     values: dict[str, Any] = dict(options)
     correction, rejection = values.pop("correction", None), values.pop("rejection", None)
     for name, value, kind, made_by in (
@@ -307,16 +308,14 @@ def policy_fields(function: Callable[..., LossSpec], options: PolicyOptions) -> 
         ("rejection", rejection, Rejection, "fl.loss.reject(high=...)"),
     ):
         if value is not None and not isinstance(value, kind):
-            raise TraceError(
+            raise trace_error(
                 f"this is not a {name} of a policy loss",
-                where=caller(),
                 found=repr(value),
                 expected=f"the result of {made_by}, or None",
             )
     if correction is not None and values.get("anchor") == "behaviour":
-        raise TraceError(
+        raise trace_error(
             "a ratio to the behaviour policy needs no importance weights: they would count twice",
-            where=caller(),
             found="anchor='behaviour' with a correction",
             hint="omit anchor: with a correction it is the old policy",
         )

@@ -15,6 +15,7 @@ from flowrl.specs.loss.policy import (
     RatioLoss,
     policy_fields,
 )
+from flowrl.specs.names import operation
 
 __all__ = [
     "CISPO",
@@ -65,6 +66,7 @@ class PolicyClip(RatioLoss):
     average_advantages: bool = option(False)
 
 
+@operation
 def policy_clip(
     clip_low: float = 0.2,
     clip_high: float | None = None,
@@ -83,10 +85,11 @@ def policy_clip(
         ratio_cap=ratio_cap,
         ratio=ratio,
         average_advantages=average_advantages,
-        **policy_fields(policy_clip, options),
+        **policy_fields(options),
     )
 
 
+@operation
 def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
@@ -102,6 +105,7 @@ def gspo(
     return policy_clip(clip_low, clip_high, ratio=ratio, **options)
 
 
+@operation
 def luspo(
     clip_low: float = 3e-4, clip_high: float = 4e-4, **options: Unpack[PolicyOptions]
 ) -> PolicyClip:
@@ -120,9 +124,10 @@ class Reinforce(PolicyLoss):
     aggregation: Aggregation = "token-mean"
 
 
+@operation
 def reinforce(**options: Unpack[PolicyOptions]) -> Reinforce:
     """Returns the plain policy gradient of REINFORCE and GPG, without an off-policy correction."""
-    return Reinforce(**policy_fields(reinforce, options))
+    return Reinforce(**policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +148,7 @@ class CISPO(RatioLoss):
     outside: Outside = option("truncate")
 
 
+@operation
 def cispo(
     eps_low: float = 1.0,
     eps_high: float = 0.2,
@@ -164,7 +170,7 @@ def cispo(
         ratio_low=max(0.0, 1 - eps_low),
         ratio_high=1 + eps_high if cap is None else cap,
         outside=outside,
-        **policy_fields(cispo, options),
+        **policy_fields(options),
     )
 
 
@@ -189,9 +195,10 @@ class TOPR(PolicyLoss):
     level: Literal["sequence", "token"] = option("sequence")
 
 
+@operation
 def topr(**options: Unpack[PolicyOptions]) -> TOPR:
     """Returns tapered off-policy REINFORCE with the paper's bounds; `TOPR` takes others."""
-    return TOPR(**policy_fields(topr, options))
+    return TOPR(**policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,9 +221,10 @@ class VESPO(PolicyLoss):
     aggregation: Aggregation = "token-mean"
 
 
+@operation
 def vespo(**options: Unpack[PolicyOptions]) -> VESPO:
     """Returns variational sequence-level soft policy optimization; `VESPO` takes other shapes."""
-    return VESPO(**policy_fields(vespo, options))
+    return VESPO(**policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,12 +243,13 @@ class GMPO(PolicyLoss):
     aggregation: Aggregation = "sequence-mean-token-mean"
 
 
+@operation
 def gmpo(
     clip_low: float = 0.4, clip_high: float | None = None, **options: Unpack[PolicyOptions]
 ) -> GMPO:
     """Returns geometric-mean policy optimization; `clip_high` defaults to `clip_low`."""
     high = clip_low if clip_high is None else clip_high
-    return GMPO(clip_low=clip_low, clip_high=high, **policy_fields(gmpo, options))
+    return GMPO(clip_low=clip_low, clip_high=high, **policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,13 +267,12 @@ class SAPO(RatioLoss):
     aggregation: Aggregation = "sequence-mean-token-mean"
 
 
+@operation
 def sapo(
     tau_positive: float = 1.0, tau_negative: float = 1.05, **options: Unpack[PolicyOptions]
 ) -> SAPO:
     """Returns soft adaptive policy optimization."""
-    return SAPO(
-        tau_positive=tau_positive, tau_negative=tau_negative, **policy_fields(sapo, options)
-    )
+    return SAPO(tau_positive=tau_positive, tau_negative=tau_negative, **policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,11 +292,12 @@ class KLCov(PolicyLoss):
     aggregation: Aggregation = "token-mean"
 
 
+@operation
 def kl_cov(
     fraction: float = 0.0002, coefficient: float = 1.0, **options: Unpack[PolicyOptions]
 ) -> KLCov:
     """Returns the policy gradient with a penalty on the tokens of largest covariance."""
-    return KLCov(fraction=fraction, coefficient=coefficient, **policy_fields(kl_cov, options))
+    return KLCov(fraction=fraction, coefficient=coefficient, **policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,9 +317,10 @@ class DPPO(PolicyLoss):
     aggregation: Aggregation = "token-mean"
 
 
+@operation
 def dppo(limit: float = 0.1, **options: Unpack[PolicyOptions]) -> DPPO:
     """Returns the policy gradient within a trust region of total variation."""
-    return DPPO(limit=limit, **policy_fields(dppo, options))
+    return DPPO(limit=limit, **policy_fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +339,7 @@ class Kimi(PolicyLoss):
     level: Literal["sequence", "token"] = option("sequence")
 
 
+@operation
 def kimi(tau: float = 0.1, **options: Unpack[PolicyOptions]) -> Kimi:
     """Returns the policy gradient with a squared log-ratio, as in Kimi k1.5."""
-    return Kimi(tau=tau, **policy_fields(kimi, options))
+    return Kimi(tau=tau, **policy_fields(options))
