@@ -247,7 +247,10 @@ class Scores(Numbers):
 
     __slots__ = ()
     kind = "the scores"
-    comes_from = "scores come from reward.score(rollout)"
+    comes_from = (
+        "scores come from reward.score(rollout), and those that responses state from "
+        "fl.parse(rollout, regex=..., otherwise=0.0); rewards of tokens are token_rewards=..."
+    )
 
 
 class TokenRewards(Numbers):

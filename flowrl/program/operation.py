@@ -125,7 +125,7 @@ def _handle_hint(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Advantages) and kind is Scores:
         return "pass it by name: advantages=..."
     if isinstance(value, Rollout) and kind is Prompts:
-        return "make prompts of it first: fl.prompts_of(rollout, template=...)"
+        return 'make prompts of it first: fl.prompts_of(rollout, template="{prompt}{response}...")'
     if isinstance(value, tuple | list) and any(isinstance(each, kind) for each in value):
         return "it takes one of them: unpack what is returned together, or call it for each"
     instead = None if isinstance(value, Handle) else getattr(value, "instead", None)

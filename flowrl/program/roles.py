@@ -12,7 +12,6 @@ are arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import isfunction
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self, TypeVar, overload
 
@@ -320,13 +319,22 @@ def _penalty(name: str, kl: object) -> KL | None:
     return kl
 
 
+_LOSSES: Mapping[Prediction, str] = {
+    "logprobs": "fl.loss.policy_clip(0.2)",
+    "values": "fl.loss.value_clip(0.2)",
+    "scores": "fl.loss.bradley_terry()",
+}
+"""A loss for each output of a model."""
+
+
 def _check_loss(role: Role, name: str, loss: object) -> None:
-    expected = f"a loss of {role.predicts[0]}, which is what {role.kind} gives"
+    predicts = role.predicts[0]
+    expected = f"a loss of {predicts}, which is what {role.kind} gives"
+    hint = f"write loss={_LOSSES[predicts]}"
     if not isinstance(loss, LossSpec):
-        hint = "call it: loss=fl.loss.NAME(...)" if callable(loss) else None
-        if isfunction(loss) and not hasattr(loss, "is_operation"):
-            hint = "write it as a function of a module, marked @fl.loss.own(needs=...)"
+        hint += ", or mark a function of a module of yours: @fl.loss.own(needs=...)"
         raise refuse_argument(name, "loss", loss, expected, hint)
     if loss.predicts not in role.predicts:
-        raise refuse_argument(name, "loss", loss, f"{expected}; this one reads {loss.predicts}")
+        expected += f"; this one reads {loss.predicts}"
+        raise refuse_argument(name, "loss", loss, expected, hint)
     check_spec(name, loss, argument="loss")

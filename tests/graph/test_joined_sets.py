@@ -118,7 +118,7 @@ def of_a_rollout(of: dict[str, Any]) -> Any:
         (at_two_temperatures, GraphError, "samples of several temperatures"),
         (of_pairs, TraceError, "fl.pair cannot take this 'preferred'"),
         (of_a_score, TraceError, "fl.pair takes samples as 'preferred'"),
-        (by_place, TraceError, r"write fl.pair\(preferred=..., other=...\)"),
+        (by_place, TraceError, "arguments preferred, other"),
         (of_a_rollout, TraceError, "fl.Examples.of takes the prompts as 'prompts'"),
     ],
 )

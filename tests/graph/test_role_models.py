@@ -137,7 +137,7 @@ def test_a_loss_reads_what_the_role_s_model_gives():
         actor.update(rollout, advantages=advantages)
 
     for program, expected, hint in (
-        (policy, "a loss of logprobs, which is what a policy gives", "fl.loss.dpo(0.1)"),
+        (policy, "a loss of logprobs, which is what a policy gives", "fl.loss.policy_clip"),
         (reward_model, "a loss of scores, which is what a reward model gives", "bradley_terry"),
         (critic, "a loss of values, which is what a critic gives", "fl.loss.value_clip(0.2)"),
     ):

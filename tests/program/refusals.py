@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import flowrl as fl
-from flowrl.errors import FlowError, TraceError
+from flowrl.errors import FlowError
 
 __all__ = ["line_with", "program", "refusal_in", "refused"]
 
 
-def refused(flow: fl.Workflow, **args: object) -> TraceError:
+def refused(flow: fl.Workflow, **args: object) -> FlowError:
     """Why a program is refused."""
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(FlowError) as caught:
         flow.trace(args)
     return caught.value
 

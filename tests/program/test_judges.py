@@ -116,7 +116,7 @@ def test_an_opponent_is_another_sample_of_the_group():
         ({"cut": 0.5}, "'cut'", "fl.cut.share"),
         ({"cut": fl.cut.at(0)}, "'cut'", "tokens of cut_at to be a whole number from 1 up"),
         ({"cut": fl.cut.share(1.5)}, "'cut'", "share of cut_share to be a number above 0"),
-        ({"cut": fl.cut.at(3), "template": DUEL}, "'template'", "none together with cut="),
+        ({"cut": fl.cut.at(3), "template": DUEL}, "'cut'", "alone: it continues"),
     ],
 )
 def test_a_rule_for_prompts_that_is_none_is_refused(

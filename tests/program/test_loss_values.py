@@ -96,7 +96,11 @@ def test_the_nearest_choice_is_told():
 @pytest.mark.parametrize(
     ("made", "what", "hint"),
     [
-        (lambda: loss.gspo(agregation="token-mean"), "the option 'agregation'", "aggregation"),
+        (
+            lambda: loss.gspo(agregation="token-mean"),
+            "keyword argument 'agregation'",
+            "aggregation",
+        ),
         (lambda: loss.policy_clip(correction=3), "not a correction of a policy loss", None),
         (lambda: loss.policy_clip(rejection=loss.truncate()), "not a rejection of a policy", None),
         (
@@ -104,7 +108,11 @@ def test_the_nearest_choice_is_told():
             "needs no importance weights",
             "omit anchor",
         ),
-        (lambda: fl.kl.k3(0.1, targets=1.0), "the option 'targets'", "did you mean 'target'?"),
+        (
+            lambda: fl.kl.k3(0.1, targets=1.0),
+            "argument 'targets'",
+            "did you mean 'target'?",
+        ),
         (lambda: 0 * loss.dpo(), "cannot be multiplied by this", "inside `if weight:`"),
         (lambda: -loss.dpo(), "cannot be multiplied by this", "has no bound"),
         (lambda: loss.dpo() * -0.5, "cannot be multiplied by this", "has no bound"),

@@ -178,7 +178,7 @@ def test_an_environment_scores_nothing():
 
     error = refusal(mine)
     assert "the role 'game' is an environment, which has no 'score'" in error.what
-    assert "fl.interact(actor, game, prompts)" in error.hint
+    assert error.expected == "fl.interact(actor, game, ...)"
 
 
 def test_a_role_keeps_its_name():
@@ -197,7 +197,7 @@ def test_things_returned_together_are_to_be_unpacked():
 
     error = refusal(filtered)
     assert error.found == "the rollout of 'filter' and the scores of 'filter'"
-    assert "write rollout, scores = ..." in error.hint
+    assert "unpack what is returned together" in error.hint
 
 
 def test_operations_are_called_as_a_program_calls_them():
@@ -320,7 +320,7 @@ def test_settings_of_a_workflow_that_is_called_are_checked_as_those_of_a_config(
         ({"std": "batch"}, "one of 'group', 'none'"),
     ):
         error = refusal(outer(**settings))
-        assert "workflow 'inner' cannot take this" in error.what
+        assert "workflow 'inner' cannot take this as" in error.what
         assert error.expected == expected
 
 
@@ -342,7 +342,7 @@ def test_a_step_has_one_bound_on_the_age_of_its_samples():
     assert "'part' is declared with max_staleness=3, and 'whole', which calls it, with 0" in (
         error.what
     )
-    assert "leaves it to the config" in refusal(nested(None, 0)).what
+    assert "which calls it, with None" in refusal(nested(None, 0)).what
 
 
 # What nothing uses.
@@ -401,11 +401,11 @@ def refreshing(body: Callable[..., Any]) -> fl.Workflow:
     [
         (
             lambda rollout, scores, actor, reference: reference.logprobs(rollout),
-            "reference.logprobs comes after reference.sync",
+            "reference.logprobs.2 comes after reference.sync",
         ),
         (
             lambda rollout, scores, actor, reference: actor.update(rollout, scores),
-            "actor.update comes after reference.sync(actor)",
+            "actor.update.2 comes after reference.sync",
         ),
         (
             lambda rollout, scores, actor, reference: reference.sync(actor, every=2),
@@ -453,7 +453,7 @@ def test_a_choice_of_numbers_holds_no_truth_value():
     def mine(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward, size: Literal[1, 2] = 2):
         simple(prompts, actor, judge)
 
-    with pytest.raises(ConfigError, match="of the wrong type"):
+    with pytest.raises(ConfigError, match="cannot have this value"):
         mine.trace({"size": True})
 
 
@@ -482,24 +482,21 @@ def test_annotations_that_have_no_meaning_are_told_with_what_was_meant():
         def many(prompts: fl.Prompts, actor: fl.Policy, judges: dict[str, fl.Reward]):
             pass
 
-    assert (
-        caught.value.hint
-        == "write list[fl.Policy] for several roles of a kind, or a parameter for each"
-    )
+    assert "list[fl.Policy] for several" in caught.value.hint
     with pytest.raises(TraceError) as caught:
 
         @fl.workflow
         def of_handles(rollout: fl.Rollout, actor: fl.Policy):
             pass
 
-    assert "leave @fl.workflow out" in caught.value.hint
+    assert "neither a role, nor data" in caught.value.what
     with pytest.raises(TraceError) as caught:
 
         @fl.workflow
         def misspelt(prompts: fl.Prompts, actor: fl.Polcy):
             pass
 
-    assert caught.value.hint == "did you mean 'Policy'?"
+    assert "did you mean 'Policy'?" in caught.value.found
 
 
 @pytest.mark.parametrize("name", ["my actor", "", "a\nb"])

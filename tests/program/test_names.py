@@ -84,8 +84,7 @@ def test_an_annotation_under_another_name_is_answered_at_the_workflow():
         actor.update(actor.generate(prompts))
 
     error = refusal(program)
-    assert error.hint == "write fl.Policy"
-    assert error.found == "AttributeError: fl has no 'Actor'"
+    assert error.found == "AttributeError: fl has no 'Actor': write fl.Policy"
 
 
 def test_a_file_that_names_what_is_not_there_is_answered_at_its_line(tmp_path: Path):
@@ -94,8 +93,7 @@ def test_a_file_that_names_what_is_not_there_is_answered_at_its_line(tmp_path: P
     with pytest.raises(fl.TraceError) as caught:
         fl.load_workflow(str(file))
     assert caught.value.where == f"{file}:3"
-    assert caught.value.what == "fl.loss has no 'grpo'"
-    assert caught.value.hint == "write fl.loss.policy_clip(0.2)"
+    assert "fl.loss has no 'grpo': write fl.loss.policy_clip(0.2)" in caught.value.what
 
 
 def test_everything_that_is_suggested_is_there():

@@ -41,7 +41,7 @@ def refusal(use: Use) -> TraceError:
         (lambda r, s, a, *_: a.update(r, s, beta=0.1), "write kl=fl.kl.k3(0.001)"),
         (lambda r, s, a, *_: a.update(r, s, lr=1e-3), "write train.optimizer.learning_rate in"),
         (lambda r, s, a, *_: a.update(r, scores=s), "write rewards=..."),
-        (lambda r, s, a, *_: a.update(samples=r), "write update(rollout)"),
+        (lambda r, s, a, *_: a.update(samples=r), "leave samples out"),
         (lambda r, s, a, *_: a.sync(a, interval=3), "write every=..."),
         (lambda r, s, a, *_: a.sync(a, ema=0.9), "write decay=..."),
         (lambda r, s, a, *_: a.update(a, decay=0.9), "write reference.sync(actor, decay=0.99) for"),
@@ -50,29 +50,19 @@ def refusal(use: Use) -> TraceError:
             "write train.mini_batches in the config, or a loop: for _ in range(3): role = ",
         ),
         (lambda r, s, a, v, *_: v.score(r, per="token"), "write prm: fl.RewardModel in the"),
-        (
-            lambda r, s, *_: fl.advantage.group_relative(s, token_rewards=s),
-            "leave token_rewards out, or use fl.advantage.gae or fl.advantage.reinforce_pp",
-        ),
+        (lambda r, s, *_: fl.advantage.group_relative(s, token_rewards=s), "leave token_rewards"),
         (lambda r, *_: fl.filter.difficulty(r, r, min=0.1), "write low=..."),
         (lambda r, s, *_: fl.advantage.gae(s, s, r, lamda=0.9), "write lam=..."),
-        (lambda r, s, *_: fl.select.top(s), "write fl.select.top(rollout, scores)"),
-        (
-            lambda r, s, *_: fl.shaping.soft_overlong(s, r),
-            "write fl.shaping.soft_overlong(scores, rollout, max_tokens=..., buffer=...)",
-        ),
         (lambda *_: fl.loss.policy_clip(epsilon=0.2), "write clip_low=..."),
         (lambda *_: fl.loss.policy_clip(clip_hgih=0.3), "did you mean 'clip_high'?"),
         (lambda *_: fl.loss.dpo(bta=0.1), "did you mean 'beta'?"),
         (lambda *_: fl.kl.k3(beta=0.1), "write coefficient=..."),
-        (lambda *_: fl.kl.k3(), "write fl.kl.k3(coefficient)"),
-        (lambda *_: fl.Sampling(temp=0.3), "write temperature=..."),
         (lambda *_: fl.grammar.regex(patern="a"), "did you mean 'pattern'?"),
     ],
 )
 def test_a_call_with_another_argument_says_what_to_write(use: Use, hint: str):
     error = refusal(use)
-    assert "option" in error.what or "argument" in error.what
+    assert "argument" in error.what
     assert (error.hint or "").startswith(hint)
     assert "test_other_words.py" in str(error.where)
 
@@ -95,68 +85,24 @@ def test_a_weighted_sum_of_another_form_is_shown_the_right_one(use: Use):
 @pytest.mark.parametrize(
     ("use", "hint"),
     [
-        (
-            lambda r, *_: r.lengths,
-            "compute with batch.lengths in a function of yours, marked @fl.map",
-        ),
-        (lambda r, *_: r.tokens, 'compute with batch["tokens"] in a function'),
-        (lambda r, *_: r.text, "a function of rewards.terms in the config reads the text"),
-        (lambda r, *_: r.prompts, "pass the workflow's prompts"),
         (lambda r, *_: r.logprobs, "write logprobs = reference.logprobs(rollout)"),
         (lambda r, *_: r.rewards, "write scores = reward.score(rollout)"),
         (lambda r, *_: r.advantages, "write advantages = fl.advantage.group_relative(scores)"),
         (lambda r, *_: r.values, "write values = critic.values(rollout)"),
-        (lambda r, s, *_: s.values, "the data is .value, where the program runs with"),
-        (lambda r, s, *_: s.valeu, "the data is .value, where the program runs with"),
-        (lambda r, s, *_: s.mean(), "compute with data inside an operation"),
+        (lambda r, s, *_: s.mean(), "keep it in one variable and pass it whole"),
         (lambda r, s, *_: s.filter(0.5), "write rollout, scores = fl.filter.zero_variance("),
-        (lambda r, s, *_: s.something, "pass the handle itself"),
         (lambda r, s, a, *_: a.sample(r), "did you mean 'generate'?"),
         (lambda r, s, a, *_: a.train(r), "did you mean 'update'?"),
         (lambda r, s, a, w, *_: w.grade(r), "did you mean 'score'?"),
-        (lambda r, s, a, w, *_: w(r), "call an operation of it: score"),
     ],
 )
 def test_what_a_handle_or_a_role_lacks_is_answered_with_what_to_write(use: Use, hint: str):
     assert (refusal(use).hint or "").startswith(hint)
 
 
-def test_the_map_that_the_hint_for_lengths_shows_is_right():
-    @fl.workflow
-    def told(prompts: fl.Prompts, *, actor: fl.Policy, reward: fl.Reward):
-        rollout = actor.generate(prompts)
-        fl.log("length", lengths(rollout))
-        actor.update(rollout, reward.score(rollout))
-
-    assert told.trace()
-
-
-@fl.map(reads=("response_mask",), gives="length/samples")
-def lengths(batch: Any) -> Any:
-    return batch.lengths
-
-
-@pytest.mark.parametrize(
-    ("parameter", "hint"),
-    [
-        ("prompts", "write prompts: fl.Prompts"),
-        ("questions", "write questions: fl.Prompts"),
-        ("examples", "write examples: fl.Examples"),
-        ("pairs", "write pairs: fl.Pairs"),
-        ("actor", "write actor: fl.Policy"),
-        ("small_student", "write small_student: fl.Policy"),
-        ("verifier", "write verifier: fl.Reward"),
-        ("reward_model", "write reward_model: fl.RewardModel"),
-        ("critic", "write critic: fl.Critic"),
-        ("env", "write env: fl.Environment"),
-        ("kl=0.1", "write kl: float = 0.1"),
-        ("size=8", "write size: int = 8"),
-        ("prompts: list", "write prompts: fl.Prompts"),
-        ("x", "write x: fl.Policy where it is a model, x: float where it is a number"),
-    ],
-)
-def test_a_parameter_without_annotation_is_told_the_one_that_its_name_calls_for(
-    parameter: str, hint: str, tmp_path
+@pytest.mark.parametrize("parameter", ["prompts", "kl=0.1", "prompts: list"])
+def test_a_parameter_without_a_usable_annotation_is_told_all_that_there_are(
+    parameter: str, tmp_path
 ):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -165,7 +111,8 @@ def test_a_parameter_without_annotation_is_told_the_one_that_its_name_calls_for(
     )
     with pytest.raises(TraceError) as caught:
         load_workflow(str(file), where="here")
-    assert caught.value.hint == hint
+    assert caught.value.expected.startswith("fl.Policy, fl.Reward, ")
+    assert caught.value.hint.startswith("write actor: fl.Policy for a model")
 
 
 def test_every_argument_that_is_offered_for_a_foreign_one_is_one_of_the_function():

@@ -178,5 +178,5 @@ def test_a_workflow_passes_a_list_of_roles_on():
     def wrong(prompts: fl.Prompts, *, actor: fl.Policy, master: fl.Policy):
         taught(prompts, student=actor, teachers=master)
 
-    with pytest.raises(TraceError, match="takes several of a policy as 'teachers'"):
+    with pytest.raises(TraceError, match="cannot take this as 'teachers'"):
         wrong.trace()

@@ -107,8 +107,7 @@ def test_a_syntax_error_is_shown_with_its_line(tmp_path):
     path = write(tmp_path / "typo.py", "x = 1\ndef f(:\n")
     with pytest.raises(TraceError) as caught:
         load_workflow(str(path))
-    assert "typo.py is no Python: invalid syntax" in caught.value.what
-    assert caught.value.found == "def f(:"
+    assert "typo.py raised SyntaxError: invalid syntax" in caught.value.what
     assert caught.value.where.endswith("typo.py:2")
 
 
@@ -145,34 +144,6 @@ def test_registered_names_are_found_and_misspelt_ones_get_the_nearest(monkeypatc
 def test_a_folder_is_no_workflow(tmp_path):
     with pytest.raises(ConfigError, match=r"FILE\.py:NAME"):
         load_workflow(str(tmp_path))
-
-
-def test_a_value_that_is_used_before_it_is_assigned_is_told_with_the_line_that_assigns_it(tmp_path):
-    path = write(
-        tmp_path / "late.py",
-        "import flowrl as fl\n\n\n@fl.workflow\n"
-        "def late(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):\n"
-        "    responses = actor.generate(prompts)\n"
-        "    actor.update(responses, rewards)\n"
-        "    rewards = reward.score(responses)\n",
-    )
-    with pytest.raises(TraceError) as caught:
-        load_workflow(str(path)).trace()
-    told = str(caught.value)
-    assert f"{path}:7" in told
-    assert "raised UnboundLocalError: 'rewards' has no value yet on this line" in told
-    assert f"rewards is assigned at {path}:8" in told
-    assert "move line 8 above this one, or this one below it" in told
-
-    path = write(tmp_path / "later.py", "print(size)\nsize = 3\n")
-    with pytest.raises(TraceError, match="raised NameError: 'size' has no value yet") as caught:
-        load_workflow(str(path))
-    assert f"size is assigned at {path}:2" in str(caught.value)
-
-    path = write(tmp_path / "never.py", "def use():\n    return size\n\n\nuse()\n")
-    with pytest.raises(TraceError, match="name 'size' is not defined") as caught:
-        load_workflow(str(path))
-    assert "correct this line" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_sought_in_the_folders_beside(tmp_path, monkeypatch):

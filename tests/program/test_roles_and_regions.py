@@ -98,7 +98,7 @@ def test_values_after_the_update_are_refused():
         fl.log("values", critic.values(rollout))
         actor.update(rollout, advantages=advantages)
 
-    assert "critic.values comes after critic.update" in str(refusal(late))
+    assert "critic.values.2 comes after critic.update" in str(refusal(late))
 
 
 def test_an_episode_is_a_region_of_two_roles_with_a_cycle():
@@ -188,7 +188,7 @@ def test_a_refresh_counts_steps():
         actor.update(rollout, verifier.score(rollout))
         reference.sync(actor, every=0)
 
-    assert "a number of steps, from 1 up" in str(refusal(never))
+    assert "a whole number from 1 up" in str(refusal(never))
 
 
 def test_a_baseline_has_one_sample_a_prompt():
@@ -214,7 +214,7 @@ def test_roles_are_told_apart_at_the_call():
 
     error = refusal(swapped)
     assert "fl.interact cannot take this 'policy'" in str(error)
-    assert error.expected == "a policy, a role of the workflow"
+    assert error.expected.startswith("a policy, a role of the workflow")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,12 @@ def test_roles_are_told_apart_at_the_call():
         (lambda red, blue, game, _: ([], game), "policy", "[]", "(pro, con)"),
         (lambda red, blue, game, _: (red, blue), "environment", "the role 'blue'", "(pro, con)"),
         (lambda red, blue, game, _: (red, (game, blue)), "environment", "(<fl.Env", "(pro, con)"),
-        (lambda red, blue, game, judge: (red, judge), "environment", "the role 'judge'", "server"),
+        (
+            lambda red, blue, game, judge: (red, judge),
+            "environment",
+            "the role 'judge'",
+            "(pro, con)",
+        ),
     ],
 )
 def test_two_models_that_act_in_one_episode_are_told_where_the_other_one_goes(
@@ -304,15 +309,6 @@ def test_policies_of_an_episode_have_as_many_of_them():
     graph = debated().trace()
     with pytest.raises(GraphError, match="act in the same episodes"):
         verify(graph.replacing(graph.node("blue.generate").with_attrs(n=3)))
-
-
-@pytest.mark.parametrize("several", [lambda *games: {"a": games[0]}, lambda *games: list(games)])
-def test_several_environments_each_have_an_interact(several):
-    def played(prompts: fl.Prompts, red: fl.Policy, one: fl.Environment, two: fl.Environment):
-        rollout, returns = fl.interact(red, several(one, two), prompts)
-        red.update(rollout, returns)
-
-    assert refusal(played).hint.startswith("call fl.interact once for each environment")
 
 
 def test_a_region_that_reads_the_turns_of_one_of_its_policies_alone_is_no_graph():

@@ -38,8 +38,8 @@ def test_a_workflow_says_what_its_signature_says():
     assert mine.name == "mine"
     assert mine.max_staleness == 2
     assert [(r.name, r.kind) for r in mine.roles] == [("actor", fl.Policy), ("reward", fl.Reward)]
-    assert [(d.name, d.kind) for d in mine.data] == [("prompts", fl.Prompts)]
-    assert [(a.name, a.types, a.default) for a in mine.arguments] == [("kl", (float,), 0.5)]
+    assert [(d.parameter, d.kind) for d in mine.data] == [("prompts", fl.Prompts)]
+    assert [(a.parameter, a.types, a.default) for a in mine.arguments] == [("kl", (float,), 0.5)]
     assert three.max_staleness is None
     assert three.__doc__ == "The docstring."
 

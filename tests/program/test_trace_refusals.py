@@ -178,7 +178,7 @@ CALLS = {
     "role as reference": (
         lambda v: v.actor.update(v.rollout, v.scores, reference=v.actor),
         "logprobs",
-        "actor.logprobs(rollout)",
+        "reference.logprobs(rollout)",
     ),
     "scores as advantages": (
         lambda v: v.actor.update(v.rollout, advantages=v.scores),
@@ -348,7 +348,7 @@ def test_generation_after_the_update_of_the_same_step_is_refused():
         actor.generate(prompts)  # after-update
 
     error = refused(mine)
-    assert "actor.generate comes after actor.update" in error.what
+    assert "actor.generate.2 comes after actor.update" in error.what
     assert error.where.endswith(f":{line_with(__file__, 'after-update')}")
 
 
@@ -371,7 +371,7 @@ def test_a_nested_workflow_checks_what_it_is_given():
     def too_few(prompts: fl.Prompts, actor: fl.Policy):
         three(prompts, actor)
 
-    assert "takes a policy as 'actor'" in refused(wrong_kind).what
+    assert "cannot take this as 'actor'" in refused(wrong_kind).what
     assert "missing a required argument: 'reward'" in refused(too_few).what
 
 

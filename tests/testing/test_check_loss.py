@@ -211,7 +211,7 @@ def test_all_failures_are_told_at_once_with_the_functions_line() -> None:
     wrong = replace(own.clipped, corrects=False, reads=own.clipped.reads + ", returns")
     with pytest.raises(TraceError, match="fails 2 checks") as caught:
         check_loss(wrong)
-    assert str(caught.value.where).startswith(own.__file__)
+    assert "own_functions.py:" in str(caught.value.where)
 
 
 def test_a_loss_that_is_nowhere_cannot_be_checked() -> None:

@@ -89,7 +89,6 @@ def policy_clip(
     )
 
 
-@operation
 def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
@@ -105,7 +104,6 @@ def gspo(
     return policy_clip(clip_low, clip_high, ratio=ratio, **options)
 
 
-@operation
 def luspo(
     clip_low: float = 3e-4, clip_high: float = 4e-4, **options: Unpack[PolicyOptions]
 ) -> PolicyClip:
