@@ -177,7 +177,10 @@ class _Problem:
         context: Mapping[str, Any] = self.details[0].get("ctx", {})
         kind = self.details[0]["type"]
         if self.value is None and kind not in ("extra_forbidden", "missing"):
-            return self._no_value()
+            return self._wrong(
+                "always has a value; null takes away sections and named entries only",
+                "write a value, or leave the key out to change nothing",
+            )
         match kind:
             case "extra_forbidden":
                 return self._unknown_key()
@@ -243,32 +246,17 @@ class _Problem:
             hint=one_of_them(word, choices) if meant is None else hint,
         )
 
-    def _no_value(self) -> ConfigError:
-        """Refuses a null where there is always a value (`flowrl.config.tree` removes others)."""
-        choices = [str(d["ctx"]["expected"]) for d in self.details if d["type"] == "literal_error"]
-        names = [name for name in self._type_names() if name in _EXPECTED.values()]
-        return ConfigError(
-            f"{self.name} always has a value, which null takes away from sections and named "
-            "entries only",
-            where=self.where,
-            found="nothing (null)",
-            expected=" or ".join([*names, *choices]) or None,
-            hint="write the value that it shall have, or leave the key out to change nothing",
-        )
-
-    def _type_names(self) -> list[str]:
-        names = dict.fromkeys(_EXPECTED.get(one["type"], one["msg"]) for one in self.details)
-        if "a number" in names:
-            names.pop("a whole number", None)
-        return list(names)
-
     def _models(self) -> list[type[BaseModel]]:
         """Returns the sections that the key may hold."""
         return models_in(declared_at(self.path, self.values, self.root)[0])
 
     def _wrong_type(self) -> ConfigError:
         models = self._models()
-        names = list(dict.fromkeys([*self._type_names(), *(["a mapping"] if models else [])]))
+        names = dict.fromkeys(_EXPECTED.get(each["type"], each["msg"]) for each in self.details)
+        if models:
+            names["a mapping"] = None
+        if "a number" in names:
+            names.pop("a whole number", None)
         *most, last = names
         expected = f"{', '.join(most)} or {last}" if most else last
         hint = f"write {expected}"
@@ -278,7 +266,7 @@ class _Problem:
             hint = f"put it in quotes: '\"{self.value}\"' on the command line"
         elif "a list" in names and not isinstance(self.value, dict):
             hint = f"write a list: [{self.value}]"
-        elif names == ["a mapping"]:
+        elif expected == "a mapping":
             hint = self._section_hint(models)
         return self._wrong(f"must be {expected}", hint)
 
@@ -293,31 +281,32 @@ class _Problem:
 
     def _unknown_kind(self) -> ConfigError:
         kinds, kind = _kinds(self._models()), kind_of(self.value)
-        is_absent = kind is None
+        if kind is None:
+            what, place = "does not say its kind", self.where
+        else:
+            what, place = f"has no kind '{kind}'", self.place(f"{self.key}.kind")
         return ConfigError(
-            f"{self.key} " + ("does not say its kind" if is_absent else f"has no kind '{kind}'"),
-            where=self.where if is_absent else self.place(f"{self.key}.kind"),
-            found=_describe(self.value) if is_absent else None,
+            f"{self.key} {what}",
+            where=place,
             expected=f"kind: {listing(kinds)}",
-            hint=f"write {{kind: {kinds[0]}, ...}}" if is_absent else one_of_them(str(kind), kinds),
+            hint=suggestion(str(kind), kinds) or f"write {{kind: {kinds[0]}, ...}}",
         )
 
     def _unknown_key(self) -> ConfigError:
         annotation, value = declared_at(self.path[:-1], self.values, self.root)
         model = fitting_model(annotation, kind_of(value))
         allowed = sorted(model.model_fields) if model is not None else []
+        # A right key in the wrong section beats a key that is merely similar.
+        homes = homes_of(self.name, self.root)
+        hint = (
+            self._synonym_hint(value, allowed)
+            or (f"did you mean {' or '.join(homes[:3])}?" if homes else None)
+            or suggestion(self.name, allowed)
+        )
         if "." in self.name:
-            hint: str | None = "nest keys in a file; dots belong to the command line"
+            hint = "nest keys in a file; dots belong to the command line"
         elif self.path == ("nodes",):
             hint = "a file that describes machines goes next to a configuration, as cluster=FILE"
-        else:
-            # A right key in the wrong section beats a key that is merely similar.
-            homes = homes_of(self.name, self.root)
-            hint = (
-                self._synonym_hint(value, allowed)
-                or (f"did you mean {' or '.join(homes[:3])}?" if homes else None)
-                or suggestion(self.name, allowed)
-            )
         return ConfigError(
             f"unknown key {self.name!r}{self.inside}",
             where=self.where,

@@ -54,9 +54,9 @@ def good(tmp_path: Path) -> Path:
         ("seed=true", ["seed must be a number, not true or false"]),
         (
             "seed=null",
-            ["seed always has a value", "sections and named entries only", "a whole number"],
+            ["seed always has a value", "sections and named entries only"],
         ),
-        ("executor=null", ["executor always has a value", "'local', 'eager' or 'ray'"]),
+        ("executor=null", ["executor always has a value"]),
         ("stages=null", ["'stages' is missing"]),
         ("data.train=null", ["'train' is missing in data"]),
         (
