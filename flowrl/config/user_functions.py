@@ -21,7 +21,7 @@ from flowrl.config.reward_signatures import (
     signature_of,
 )
 from flowrl.errors import ConfigError
-from flowrl.wording import listing, one_of_them, suggestion
+from flowrl.wording import listing, suggestion
 
 __all__ = [
     "ENVIRONMENT_OFFERS",
@@ -47,16 +47,10 @@ def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
     definition = yield from _definition_in_file(target, "reward", "function", where)
     if isinstance(definition, Function) and not definition.decorator_list:
         parameters = _parameters(definition)
-        signature = signature_of(parameters)
-        name = missing_parameter(parameters, signature)
+        name = missing_parameter(parameters, signature := signature_of(parameters))
         if name is not None:
-            yield ConfigError(
-                f"reward {target} asks for {name!r}, which is not offered",
-                where=where,
-                expected=f"parameters of {shown_signatures()}",
-                hint=suggestion(name, signature.offers)
-                or "rename the parameter, or give it a default",
-            )
+            offered = shown_signatures()
+            yield _not_offered(f"reward {target}", name, offered, signature.offers, where)
 
 
 def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
@@ -76,8 +70,11 @@ def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
                     hint=f"write `async def {method}(self, {', '.join(offered[:2])})`",
                 )
         elif not methods[method].decorator_list:
-            parameters = _parameters(methods[method], bound=True)
-            yield from _not_offered(f"{target}.{method}", parameters, offered, where)
+            needed = _parameters(methods[method], bound=True).required
+            name = next((name for name in needed if name not in offered), None)
+            if name is not None:
+                who = f"{target}.{method}"
+                yield _not_offered(who, name, listing(offered), offered, where)
 
 
 def reward_reference(function: object) -> str:
@@ -163,14 +160,16 @@ def _definition_in_file(
         )
         return None
     definition = dict(_bindings(module)).get(name)
-    if definition is None and _shows_its_names(module):
+    imports_all = any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(module)
+    )
+    if definition is None and not imports_all:
         defined = [s.name for s in module.body if isinstance(s, Function | ast.ClassDef)]
         own = [each for each in defined if not each.startswith("_")]
-        several = "classes" if what == "class" else f"{what}s"
         yield ConfigError(
             f"{path} has no {what} {name!r}",
             where=where,
-            found=f"{several} {listing(own)}" if own else "a file that defines none",
+            found=f"definitions of {listing(own)}" if own else "a file that defines none",
             hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
         )
     return definition
@@ -197,19 +196,6 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield from _bindings(child)
 
 
-def _shows_its_names(module: ast.Module) -> bool:
-    """True if the text of the module shows all names that it defines."""
-    for node in ast.walk(module):
-        match node:
-            case ast.ImportFrom(names=[ast.alias(name="*")]):
-                return False
-            case ast.Call(func=ast.Name(id="globals" | "setattr" | "exec")):
-                return False
-            case _:
-                pass
-    return True
-
-
 def _methods(made: ast.ClassDef) -> dict[str, Function]:
     return {name: node for name, node in _bindings(made) if isinstance(node, Function)}
 
@@ -228,13 +214,11 @@ def _parameters(function: Function, *, bound: bool = False) -> Parameters:
 
 
 def _not_offered(
-    who: str, parameters: Parameters, offered: tuple[str, ...], where: str
-) -> Iterator[ConfigError]:
-    name = next((name for name in parameters.required if name not in offered), None)
-    if name is not None:
-        yield ConfigError(
-            f"{who} asks for {name!r}, which is not offered",
-            where=where,
-            expected=f"parameters of {listing(offered)}, or with a default",
-            hint=one_of_them(name, offered),
-        )
+    who: str, name: str, expected: str, offered: tuple[str, ...], where: str
+) -> ConfigError:
+    return ConfigError(
+        f"{who} asks for {name!r}, which is not offered",
+        where=where,
+        expected=f"parameters of {expected}, or with a default",
+        hint=suggestion(name, offered) or "rename the parameter, or give it a default",
+    )

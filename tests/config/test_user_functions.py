@@ -46,7 +46,6 @@ def environment(text: str, name: str = "Game") -> list[str]:
         "from elsewhere import *",
         "import functools\n@functools.cache\ndef score(anything): return 1",
         "try:\n    import fast\nexcept ImportError:\n    def score(response): return 1",
-        "globals()['score'] = len",
         "for score in [len]: pass",
         "if True:\n    def score(response): return 1\nelse:\n    score = None",
     ],
