@@ -14,7 +14,6 @@ import errno
 import io
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,22 +34,10 @@ _MACHINE_ERRORS = (
 )
 """Errors that are no fault of flowrl: a full disk, a read-only folder, files that were removed."""
 
-_HINTS = {
-    errno.ENOSPC: "free some space; a run goes on with flowrl run --resume RUN",
-    errno.EDQUOT: "free some space; a run goes on with flowrl run --resume RUN",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EACCES: "give a path that may be read and written (`ls -l` shows whose it is)",
-    errno.EPERM: "give a path that may be read and written (`ls -l` shows whose it is)",
-    errno.EROFS: "give a path that may be written",
-}
-
 # The parser's errors have no public base; the one that is public leads to it.
 _PARSER_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
-
-_EXTRA = re.compile(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)")
-_BOUND = re.compile(r"(greater|less) than or equal to (\S+)")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -101,7 +88,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
             return _fault(error, debug)
         if debug:
             traceback.print_exc()
-        hint = _HINTS.get(error.errno, "give another path, or correct this one")
+        hint = "give another path that may be read and written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space; a run goes on with flowrl run --resume RUN"
         shown = FlowError(str(error.strerror), where=str(error.filename or "a file"), hint=hint)
         print(f"error: {shown}", file=sys.stderr)
         return FlowError.exit_code
@@ -157,85 +146,53 @@ def _usage_error(
         commands: The parser's commands, by name.
         words: The command line.
     """
-    name = next((word for word in words if not word.startswith("-")), "")
-    if name not in commands:
-        return _no_command(name, words, commands)
-    if inner := getattr(commands[name], "commands", None):
-        given = [word for word in words if not word.startswith("-")][1:2]
-        if given and given[0] in inner:
-            name, commands = (
-                f"{name} {given[0]}",
-                {**commands, f"{name} {given[0]}": inner[given[0]]},
-            )
-        else:
-            shown = "".join(f" {word}" for word in given)
-            return ConfigError(
-                f"there is no command `flowrl {name}{shown}`",
-                where="command line",
-                expected=f"one of {listing(inner)}",
-                hint=(suggestion(given[0], inner) if given else None)
-                or f"`flowrl {name} --help` describes each",
-            )
-    option, param = getattr(error, "option_name", None), getattr(error, "param", None)
-    text = str(getattr(error, "message", "")).strip()
-    kind = type(error).__name__
-    if kind == "NoSuchOption":
-        return _no_option(str(option), name, commands, words)
-    if kind == "MissingParameter":
-        return _missing(param, name, commands)
-    if kind == "BadOptionUsage":
-        return _bad_use(str(option), name, commands, text)
-    if param is not None:
-        return _bad_value(param, name, words, text)
-    extra = _EXTRA.search(text)
-    return ConfigError(
-        f"`flowrl {name}` takes no {extra[1]!r}" if extra else text[:1].lower() + text[1:],
-        where=f"command line (flowrl {' '.join(words)})",
-        expected=_usage(name, commands),
-        hint=f"leave it out; `flowrl {name} --help` lists what there is",
-    )
-
-
-def _no_command(name: str, words: Sequence[str], commands: Mapping[str, Any]) -> ConfigError:
-    if not name:
+    given = [word for word in words if not word.startswith("-")]
+    name, command = "flowrl", None
+    while given and given[0] in commands:
+        command = commands[given[0]]
+        name, commands = f"{name} {given.pop(0)}", getattr(command, "commands", {})
+    if command is None or commands:
+        unknown = given[0] if given else ""
         return ConfigError(
-            f"flowrl alone has no option {words[0]}",
-            where=f"command line ({words[0]})",
-            expected=f"a command: {listing(commands)}",
-            hint="write the command first: `flowrl plan CONFIG`; `flowrl --help` lists all",
+            f"there is no command `{name} {unknown}`" if unknown else f"`{name}` needs a command",
+            where="command line",
+            expected=f"one of {listing(commands)}",
+            hint=suggestion(unknown, commands)
+            or "write the command first: `flowrl plan CONFIG`; `flowrl --help` describes each",
         )
-    hint = suggestion(name, commands)
-    if hint is None and name.endswith((".yaml", ".yml", ".json")):
-        hint = f"write what to do with it first: `flowrl plan {name}` or `flowrl run {name}`"
-    elif hint is None and ".py" in name:
-        hint = f"write what to do with it first: `flowrl graph {name}`"
+    if type(error).__name__ == "NoSuchOption":
+        return _no_option(str(getattr(error, "option_name", "")), name, command, words)
+    param = getattr(error, "param", None)
+    option = None if param is None else max(param.opts, key=len)
+    text = (str(getattr(error, "message", "")) or str(error)).rstrip(".")
+    arguments = [str(p.metavar or p.name.upper()) for p in _arguments(command)]
     return ConfigError(
-        f"there is no command {name!r}",
-        where="command line",
-        expected=f"one of {listing(commands)}",
-        hint=hint or "`flowrl --help` describes each",
+        f"{option}: {text}" if option in _options(command) else text,
+        where=f"command line (flowrl {' '.join(words)})",
+        found=None if param is None else _value_of(words, param.opts),
+        expected=" ".join([name, *arguments, "[OPTIONS]"]),
+        hint=f"`{name} --help` describes its arguments and options",
     )
 
 
-def _no_option(
-    option: str, name: str, commands: Mapping[str, Any], words: Sequence[str]
-) -> ConfigError:
-    own = _options(commands[name])
-    others = [command for command in commands if option in _options(commands[command])]
+def _no_option(option: str, name: str, command: Any, words: Sequence[str]) -> ConfigError:
+    own = _options(command)
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    others = [each for each, other in commands.items() if option in _options(other)]
     value = _value_of(words, [option])
     hint = None
     # A correct key that is only written as an option is likelier than a similar option.
-    if any(param.name == "overrides" for param in commands[name].params):
+    if any(param.name == "overrides" for param in command.params):
         hint = _as_override(option, value)
     if hint is None and others:
         hint = f"it belongs to `flowrl {others[0]}`; leave it out here"
     if hint is None and (match := nearest(option, own)) is not None:
         hint = f"did you mean {match}?"
     return ConfigError(
-        f"`flowrl {name}` has no option {option}",
+        f"`{name}` has no option {option}",
         where=f"command line ({option if value is None else f'{option} {value}'})",
         expected=f"one of {listing(own)}",
-        hint=hint or f"leave it out; `flowrl {name} --help` lists what there is",
+        hint=hint or f"leave it out; `{name} --help` lists what there is",
     )
 
 
@@ -260,53 +217,8 @@ def _as_override(option: str, value: str | None) -> str | None:
     return f"write it without dashes, as a key of the configuration: {written}"
 
 
-def _missing(param: Any, name: str, commands: Mapping[str, Any]) -> ConfigError:
-    metavar = str(getattr(param, "metavar", None) or getattr(param, "name", "")).upper()
-    example = {
-        "why": "flowrl why runs/quickstart 0/3/1",
-        "graph": "flowrl graph grpo",
-        "diff": "flowrl diff grpo ppo",
-    }
-    return ConfigError(
-        f"`flowrl {name}` needs {metavar}",
-        where="command line",
-        expected=_usage(name, commands),
-        hint=f"for example `{example.get(name, f'flowrl {name} configs/quickstart.yaml')}`",
-    )
-
-
-def _bad_use(option: str, name: str, commands: Mapping[str, Any], text: str) -> ConfigError:
-    """Returns the error for an option without its value, or with one that it does not take."""
-    if "not take" in text:
-        return ConfigError(
-            f"{option} takes no value", where=f"command line ({option})", hint=f"write {option}"
-        )
-    metavar = next(
-        (str(p.metavar) for p in commands[name].params if option in p.opts and p.metavar), "VALUE"
-    )
-    return ConfigError(
-        f"{option} needs a value, and none follows it",
-        where=f"command line ({option})",
-        hint=f"write {option} {metavar}",
-    )
-
-
-def _bad_value(param: Any, name: str, words: Sequence[str], text: str) -> ConfigError:
-    option = max(param.opts, key=len)
-    value = _value_of(words, param.opts)
-    expected = "a whole number" if "integer" in text else "a number" if "float" in text else None
-    if (bound := _BOUND.search(text)) is not None:
-        side = "least" if bound[1] == "greater" else "most"
-        expected = f"a number of at {side} {bound[2].rstrip('.')}"
-    default = getattr(param, "default", None)
-    example = default if isinstance(default, int) and not isinstance(default, bool) else 8
-    return ConfigError(
-        f"this is no value of {option}",
-        where=f"command line ({option})",
-        found=None if value is None else repr(value),
-        expected=expected or text,
-        hint=f"write for example {option} {example}, or leave it out",
-    )
+def _arguments(command: Any) -> list[Any]:
+    return [param for param in command.params if not param.opts[0].startswith("-")]
 
 
 def _options(command: Any) -> list[str]:
@@ -317,15 +229,6 @@ def _options(command: Any) -> list[str]:
         for option in param.opts
         if option.startswith("--") and option != "--debug"
     ]
-
-
-def _usage(name: str, commands: Mapping[str, Any]) -> str:
-    arguments = [
-        str(p.metavar or p.name.upper())
-        for p in commands[name].params
-        if not any(option.startswith("-") for option in p.opts)
-    ]
-    return " ".join(["flowrl", name, *arguments, "[OPTIONS]"])
 
 
 def _value_of(words: Sequence[str], options: Sequence[str]) -> str | None:
