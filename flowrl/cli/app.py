@@ -187,11 +187,11 @@ def plan(
 
     options = command.PlanOptions(
         output=output,
-        as_json=json,
+        json=json,
         cluster=cluster,
         explain=explain,
         top=top,
-        pins=pin or (),
+        pin=tuple(pin or ()),
         plan=plan,
         routes=routes,
     )
@@ -219,8 +219,8 @@ def size(
         device=device,
         node_size=node_size,
         sweep=sweep,
-        pins=pin or (),
-        as_json=json,
+        pin=tuple(pin or ()),
+        json=json,
     )
     command.run(_config_file(config, "size"), overrides or [], options)
 
@@ -254,7 +254,7 @@ def diff(
     from flowrl.cli import diff as command
 
     options = command.DiffOptions(
-        kind=kind, level=level, stage=stage, cluster=cluster, pins=pin or (), as_json=json
+        kind=kind, level=level, stage=stage, cluster=cluster, pin=tuple(pin or ()), json=json
     )
     command.run(before, after, overrides or [], options)
 
@@ -373,9 +373,9 @@ def simulate(
         trace=trace,
         against=against,
         cluster=cluster,
-        pins=pin or (),
+        pin=tuple(pin or ()),
         plan=plan,
-        as_json=json,
+        json=json,
     )
     command.run(_config_file(config, "simulate"), overrides or [], options)
 

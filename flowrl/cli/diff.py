@@ -10,7 +10,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.files import is_plan, machine_words, offering_cluster
+from flowrl.cli.files import (
+    given_options,
+    is_plan,
+    machine_words,
+    offering_cluster,
+    refuse_plan,
+)
 from flowrl.errors import ConfigError
 from flowrl.wording import nearest_file, one_of_them
 
@@ -55,8 +61,8 @@ class DiffOptions:
     level: str | None = None
     stage: str | None = None
     cluster: str | None = None
-    pins: Sequence[str] = ()
-    as_json: bool = False
+    pin: Sequence[str] = ()
+    json: bool = False
 
 
 def run(before: str, after: str, overrides: Sequence[str], options: DiffOptions) -> None:
@@ -73,21 +79,15 @@ def run(before: str, after: str, overrides: Sequence[str], options: DiffOptions)
             for this comparison.
     """
     contents = _content(before), _content(after)
-    kind = _kind(before, after, contents, options)
-    if overrides and Content.CONFIG not in contents:
+    found = f"{before} is {contents[0]}, {after} is {contents[1]}"
+    kind = _kind(contents, options, found)
+    of_configs = [*overrides, *(["--stage"] if options.stage is not None else [])]
+    if of_configs and Content.CONFIG not in contents:
         raise ConfigError(
-            f"{overrides[0]} changes a configuration, and neither target is one",
-            where=overrides[0],
-            found=f"{before}, {contents[0]}, and {after}, {contents[1]}",
-            hint=f"name a configuration, or leave {overrides[0]} out",
-        )
-    if options.stage is not None and Content.CONFIG not in contents:
-        raise ConfigError(
-            "a workflow alone has no stages",
-            where=f"--stage {options.stage}",
-            found=f"{before}, {contents[0]}, and {after}, {contents[1]}",
-            expected="a configuration",
-            hint="name a configuration, or leave --stage out",
+            f"{of_configs[0]} is for a configuration, and neither target is one",
+            where=of_configs[0],
+            found=found,
+            hint=f"name a configuration, or leave {of_configs[0]} out",
         )
     match kind:
         case "configs":
@@ -96,7 +96,7 @@ def run(before: str, after: str, overrides: Sequence[str], options: DiffOptions)
             lines = _graph_lines(before, after, overrides, options)
         case _:
             lines = _plan_lines(Path(before), Path(after), overrides, options)
-    if options.as_json:
+    if options.json:
         print(json.dumps(lines, indent=2))
     else:
         print("\n".join(lines) or f"the {kind} are equal")
@@ -132,49 +132,30 @@ def _json_object(path: Path) -> Mapping[str, Json]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _kind(before: str, after: str, contents: tuple[Content, Content], options: DiffOptions) -> str:
+def _kind(contents: tuple[Content, Content], options: DiffOptions, found: str) -> str:
     """Returns as what the targets are compared."""
     possible = [kind for kind, allowed in _COMPARABLE.items() if allowed.issuperset(contents)]
-    found = f"{before} is {contents[0]}, {after} is {contents[1]}"
-    if options.kind is not None and options.kind not in _COMPARABLE:
+    if not possible or options.kind not in (None, *possible):
+        wanted = "" if options.kind is None else f" as {options.kind}"
         raise ConfigError(
-            f"nothing is compared as {options.kind!r}",
-            where="--as",
-            expected=" | ".join(_COMPARABLE),
-            hint=one_of_them(options.kind, _COMPARABLE),
-        )
-    if not possible:
-        raise ConfigError(
-            "these two cannot be compared",
-            where="command line",
+            f"these two cannot be compared{wanted}",
+            where="--as" if options.kind else "command line",
             found=found,
-            expected="two configurations, two graphs or two plans",
-            hint="name the configuration of one of them in its place",
-        )
-    if options.kind is not None and options.kind not in possible:
-        raise ConfigError(
-            f"these two cannot be compared as {options.kind}",
-            where="--as",
-            found=found,
-            expected=" | ".join(possible),
-            hint="leave --as out",
+            expected=" | ".join(possible) or "two configurations, two graphs or two plans",
+            hint=one_of_them(options.kind or "", possible)
+            if possible
+            else "name the configuration of one of them in its place",
         )
     kind = options.kind or possible[0]
-    given = {
-        "--level": options.level is not None,
-        "--stage": options.stage is not None,
-        "--cluster": options.cluster is not None,
-        "--pin": bool(options.pins),
-    }
-    for option, only in _OPTIONS_OF.items():
-        if given[option] and kind != only:
+    for option in given_options(options):
+        only = _OPTIONS_OF.get(option, kind)
+        if kind != only:
+            add = f"add --as {only}, or " if only in possible else ""
             raise ConfigError(
                 f"{option} has a meaning for {only}, and these are compared as {kind}",
                 where=option,
                 found=found,
-                hint=f"add --as {only}, or leave {option} out"
-                if only in possible
-                else f"leave {option} out",
+                hint=f"{add}leave {option} out",
             )
     return kind
 
@@ -244,15 +225,10 @@ def _plan_lines(
 ) -> list[str]:
     from flowrl.plan.show.diff import diff_plans
 
-    changes = (("--cluster", options.cluster is not None), ("--pin", bool(options.pins)))
-    for option, is_given in changes:
-        if is_given and is_plan(before) and is_plan(after):
-            raise ConfigError(
-                f"{before} and {after} are plans' files, which {option} does not change",
-                where=option,
-                hint=f"give a configuration in a plan's place, or leave {option} out",
-            )
-    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
+    for option in ("--cluster", "--pin"):
+        if option in given_options(options) and is_plan(before) and is_plan(after):
+            refuse_plan(before, option, "give a configuration in a plan's place")
+    words = [*overrides, *machine_words(options.cluster, options.pin, overrides)]
     old, new = _plan(before, words), _plan(after, words)
     if old.graph != new.graph:
         print(

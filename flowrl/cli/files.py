@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import yaml
 
@@ -17,10 +18,13 @@ from flowrl.wording import listing, one_of_them
 __all__ = [
     "compiled_by",
     "format_of",
+    "given_options",
     "is_plan",
     "machine_words",
     "offering_cluster",
     "refuse_many_devices",
+    "refuse_plan",
+    "refuse_together",
     "require_json",
     "require_output",
     "run_by",
@@ -30,6 +34,8 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from flowrl.api import Compiled
     from flowrl.config.load import LoadedConfig
     from flowrl.plan import PlacementPlan
@@ -48,6 +54,33 @@ def is_plan(path: Path) -> bool:
     return isinstance(raw, dict) and {"version", "placements"} <= raw.keys()
 
 
+def given_options(options: DataclassInstance) -> list[str]:
+    """Returns the options of a command that the command line gives: `--cluster`, `--pin`."""
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(options)
+        if getattr(options, field.name) not in (None, False, ())
+    ]
+
+
+def refuse_together(given: Sequence[str], option: str, *others: str) -> None:
+    """Raises ConfigError where `option` is given together with another one, which it excludes."""
+    for other in others:
+        if option in given and other in given:
+            raise ConfigError(
+                f"{option} and {other} do not go together",
+                where=other,
+                hint=f"leave {option} or {other} out",
+            )
+
+
+def refuse_plan(path: Path, needs: str, hint: str) -> NoReturn:
+    """Raises ConfigError for a plan's file where `needs`, an option or command, needs a config."""
+    raise ConfigError(
+        f"this is a plan's file, and {needs} needs a configuration", where=str(path), hint=hint
+    )
+
+
 def machine_words(
     cluster: str | None, pins: Sequence[str], overrides: Sequence[str] = ()
 ) -> list[str]:
@@ -64,14 +97,14 @@ def machine_words(
     said = {key.partition("=")[0]: key for key in keys}
     problems: list[ConfigError] = []
     for pin in pins:
-        name, equals, value = pin.partition("=")
-        if not equals or "." not in name or not value:
+        name, _, value = pin.partition("=")
+        if "." not in name or not value:
+            hint = "`flowrl plan CONFIG --explain` shows what there is"
             wrong = ConfigError(
-                "a pin says a number or devices of a part of the plan",
+                "a pin says a number or devices of a part of the plan, as WHAT.FIELD=VALUE",
                 where=f"--pin {pin}",
-                found=pin,
                 expected="for example rollout.tp=2 or actor.devices=0-31",
-                hint="write WHAT.FIELD=VALUE; `flowrl plan CONFIG --explain` shows what there is",
+                hint=hint,
             )
             problems.append(wrong)
             continue

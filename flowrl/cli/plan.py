@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 from flowrl.cli.files import (
     compiled_by,
     format_of,
+    given_options,
     is_plan,
     machine_words,
     offering_cluster,
+    refuse_plan,
+    refuse_together,
     require_output,
     write_output,
 )
-from flowrl.errors import ConfigError, FlowError
+from flowrl.errors import FlowError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
@@ -34,11 +37,11 @@ class PlanOptions:
     """The options of the command line; `flowrl.cli.app` describes each."""
 
     output: Path | None = None
-    as_json: bool = False
+    json: bool = False
     cluster: str | None = None
     explain: bool = False
     top: int | None = None
-    pins: Sequence[str] = ()
+    pin: Sequence[str] = ()
     plan: Path | None = None
     routes: str | None = None
 
@@ -51,8 +54,8 @@ _EXCLUDES = {
 }
 """The options that cannot be given together with each one."""
 
-_CHANGES = ("--cluster", "--pin")
-"""Options that ask for another plan than the file's."""
+_FOR_CONFIGS = ("--plan", "--routes", "--cluster", "--pin")
+"""Options that need a configuration, from which another plan follows than a file's."""
 
 
 def run(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
@@ -61,7 +64,11 @@ def run(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
     Raises:
         FlowError: The configuration or an option is wrong, or the job does not fit.
     """
-    _refuse_ignored(config, overrides, options)
+    given = given_options(options)
+    for option, excluded in _EXCLUDES.items():
+        refuse_together(given, option, *excluded)
+    if is_plan(config) and (needs := [*(o for o in _FOR_CONFIGS if o in given), *overrides]):
+        refuse_plan(config, needs[0], f"write flowrl plan CONFIG --plan {config}")
     if options.output is not None:
         format_of(options.output, _FORMATS)
         require_output(options.output)
@@ -75,68 +82,13 @@ def run(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
             _print_plan(config, words, options)
 
 
-def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
-    """Refuses options that would have no effect."""
-    given = {
-        "--output": options.output is not None,
-        "--top": options.top is not None,
-        "--explain": options.explain,
-        "--cluster": options.cluster is not None,
-        "--pin": bool(options.pins),
-        "--plan": options.plan is not None,
-        "--routes": options.routes is not None,
-        "--json": options.as_json,
-    }
-    for option, excluded in _EXCLUDES.items():
-        for other in excluded:
-            if given[option] and given[other]:
-                written = other == "--explain" and option in ("--output", "--json")
-                raise ConfigError(
-                    f"{option} and {other} do not go together",
-                    where=other,
-                    hint="leave --explain out: what is written has every reason and size anyway"
-                    if written
-                    else f"leave {option} or {other} out",
-                )
-    if is_plan(config):
-        changes = [*(name for name in _CHANGES if given[name]), *overrides]
-        _refuse_plan(config, changes, options)
-
-
-def _refuse_plan(config: Path, changes: Sequence[str], options: PlanOptions) -> None:
-    """Refuses a plan's file in the place of the configuration where that is needed."""
-    if options.plan is not None:
-        raise ConfigError(
-            "a plan is evaluated with the configuration from which it was made",
-            where=str(config),
-            found="a plan's file",
-            expected="flowrl plan CONFIG --plan FILE",
-            hint=f"name the configuration in the place of {config}; or compare two plans with "
-            f"flowrl diff {config} {options.plan}",
-        )
-    if options.routes is not None:
-        raise ConfigError(
-            "a plan has no sizes of parameters; the configuration's models have them",
-            where=str(config),
-            found="a plan's file",
-            expected="flowrl plan CONFIG --plan FILE --routes GLOB",
-            hint=f"write flowrl plan CONFIG --plan {config} --routes '{options.routes}'",
-        )
-    if changes:
-        raise ConfigError(
-            f"{config} is a plan's file, which {changes[0]} does not change",
-            where=changes[0],
-            hint=f"give the configuration in the plan's place, or leave {changes[0]} out",
-        )
-
-
 def _as_overrides(options: PlanOptions, overrides: Sequence[str]) -> list[str]:
     """Returns `--cluster`, `--pin`, `--top` and `--explain` as overrides.
 
     Raises:
         ConfigError: A pin is wrong, as in `machine_words`.
     """
-    words = machine_words(options.cluster, options.pins, overrides)
+    words = machine_words(options.cluster, options.pin, overrides)
     if options.top is not None:
         words.append(f"plan.alternatives={options.top - 1}")
     if options.explain and not any(word.startswith("plan.try_batches=") for word in overrides):
@@ -158,10 +110,10 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         compiled = api.compile(None, config, overrides=words)
         plans = [stage.plan for stage in compiled.stages]
         by_time = compiled.config.plan.objective == "step_time"
-        if options.output is None and not options.as_json:
+        if options.output is None and not options.json:
             here = _not_here(compiled, plans[0])
     last = plans[-1]
-    if options.top is not None and options.output is None and not options.as_json:
+    if options.top is not None and options.output is None and not options.json:
         from flowrl.plan.explain.top import top_lines
         from flowrl.plan.show.plan import not_here
 
@@ -174,7 +126,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         return
     print("".join(f"{line}\n" for line in here), end="")
     _show(plans, options)
-    if is_plan(config) and not (options.output or options.as_json):
+    if is_plan(config) and not (options.output or options.json):
         command = f"flowrl plan CONFIG --plan {config}"
         print(f"\ntimes and memory are the file's; to evaluate its decisions again: {command}")
 
@@ -201,7 +153,7 @@ def _show(plans: Sequence[PlacementPlan], options: PlanOptions) -> None:
     if options.output is not None:
         _write(plans, options.output)
         return
-    if options.as_json:
+    if options.json:
         sys.stdout.write(plans[-1].to_json())
         return
     from flowrl.plan.show.plan import plan_renderable, plan_text
@@ -224,7 +176,7 @@ def _print_evaluated(
     graph = load_plan(written, alone=False).graph
     compiled = _compiled_by_file(config, written, words)
     plans = [stage.plan for stage in compiled.stages if stage.graph.name == graph]
-    if options.output is None and not options.as_json:
+    if options.output is None and not options.json:
         print("".join(f"{line}\n" for line in _not_here(compiled, plans[-1])), end="")
     _show(plans[-1:], options)
 

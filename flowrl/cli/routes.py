@@ -56,11 +56,11 @@ def print_routes(stage: CompiledStage, names: str, options: PlanOptions) -> None
         PlanError: The tensors of the model are not known.
     """
     if stage.plan.schedule is None:
-        raise _whole_weights(stage.plan, options)
+        raise _whole_weights(stage.plan)
     written = [_written(stage, route, names) for route in stage.plan.weight_routes]
     if written and not any(route.parameters for route in written):
         raise _no_match(stage, names)
-    if options.as_json:
+    if options.json:
         _print_json(written)
     else:
         _print_text(written, stage.plan)
@@ -147,19 +147,14 @@ def _bytes(number: int) -> str:
     return f"{number:,} bytes" + (f" ({format_bytes(number)})" if number >= 1 << 20 else "")
 
 
-def _whole_weights(plan: PlacementPlan, options: PlanOptions) -> ConfigError:
+def _whole_weights(plan: PlacementPlan) -> ConfigError:
     """Returns the error for a plan for one device, which has no slices."""
-    routes = [f"{r.source} {r.transport.replace('_', ' ')}" for r in plan.weight_routes]
-    other = options.plan or options.cluster
     return ConfigError(
         "weights of this plan are transferred as a whole, so there are no slices to list",
         where="--routes",
-        found=f"a plan for one device ({', '.join(routes) or 'no weights are transferred'})",
+        found=f"a plan for one device ({plan.graph})",
         expected="a plan over several devices",
-        hint=f"name {'one' if options.plan else 'a cluster of several accelerators'} in the place "
-        f"of {other}"
-        if other
-        else "add --cluster FILE (configs/clusters has examples), or --plan FILE of such a plan",
+        hint="add --cluster FILE (configs/clusters has examples), or --plan FILE of such a plan",
     )
 
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from flowrl.cli.files import (
     compiled_by,
+    given_options,
     is_plan,
     machine_words,
     offering_cluster,
+    refuse_plan,
+    refuse_together,
     require_json,
     stage_named,
 )
@@ -47,9 +50,9 @@ class SimulateOptions:
     trace: Path | None = None
     against: Path | None = None
     cluster: str | None = None
-    pins: Sequence[str] = ()
+    pin: Sequence[str] = ()
     plan: Path | None = None
-    as_json: bool = False
+    json: bool = False
 
 
 def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> None:
@@ -62,7 +65,7 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
     from flowrl.config.load import load_config, locating
 
     _check(config, options)
-    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
+    words = [*overrides, *machine_words(options.cluster, options.pin, overrides)]
     loaded = load_config(config, words)
     with offering_cluster(config, words, "--cluster FILE"), locating(loaded):
         _simulate(loaded, options)
@@ -95,7 +98,7 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
             lengths=_other_lengths(stage, _lengths(options), compiled.config.plan),
             faults=options.faults is not None,
         )
-    if options.as_json:
+    if options.json:
         sys.stdout.write(report_json(report, planned))
         return
     print(report_text(report, planned), end="")
@@ -223,26 +226,8 @@ def _measured(folder: Path, stage: str) -> list[StepMetrics]:
 
 def _check(config: Path, options: SimulateOptions) -> None:
     if is_plan(config):
-        raise ConfigError(
-            "a plan does not contain its program",
-            where=str(config),
-            hint=f"flowrl simulate CONFIG --plan {config}",
-        )
-    if (config / "config.yaml").is_file():
-        raise ConfigError(
-            "this is a run's folder, not a configuration",
-            where=str(config),
-            hint=f"simulate its configuration, {config / 'config.yaml'}, or compare the run with "
-            f"the prediction: flowrl simulate CONFIG --against {config}",
-        )
-    changes = ("--cluster", options.cluster is not None), ("--pin", bool(options.pins))
-    for name, is_given in changes:
-        if is_given and options.plan is not None:
-            raise ConfigError(
-                f"{options.plan} is a plan's file, which {name} does not change",
-                where=name,
-                hint=f"leave --plan or {name} out",
-            )
+        refuse_plan(config, "`flowrl simulate`", f"write flowrl simulate CONFIG --plan {config}")
+    refuse_together(given_options(options), "--plan", "--cluster", "--pin")
 
 
 def _times(

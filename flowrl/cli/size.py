@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.files import is_plan, machine_words, offering_cluster
+from flowrl.cli.files import (
+    given_options,
+    is_plan,
+    machine_words,
+    offering_cluster,
+    refuse_plan,
+    refuse_together,
+)
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
-    from flowrl.cluster.hardware import DeviceSpec
     from flowrl.cluster.pool import DeviceGroup, ResourcePool
     from flowrl.config.load import LoadedConfig
     from flowrl.plan.sizing import Job, Size
@@ -32,8 +39,8 @@ class SizeOptions:
     device: str | None = None
     node_size: int | None = None
     sweep: str | None = None
-    pins: Sequence[str] = ()
-    as_json: bool = False
+    pin: Sequence[str] = ()
+    json: bool = False
 
 
 def run(config: Path, overrides: Sequence[str], options: SizeOptions) -> None:
@@ -44,29 +51,16 @@ def run(config: Path, overrides: Sequence[str], options: SizeOptions) -> None:
             of them.
     """
     if is_plan(config):
-        raise ConfigError(
-            "a plan is made for one number of devices, so sizes are found for its configuration",
-            where=str(config),
-            found="a plan's file",
-            expected="flowrl size CONFIG",
-            hint=f"name the configuration in the place of {config}; "
-            f"`flowrl plan {config}` shows the plan",
-        )
+        refuse_plan(config, "`flowrl size`", f"write flowrl size CONFIG, or flowrl plan {config}")
     _check_devices(options)
-    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
+    words = [*overrides, *machine_words(options.cluster, options.pin, overrides)]
     with offering_cluster(config, words, "--cluster FILE"):
         _print_sizes(config, words, options)
 
 
 def _check_devices(options: SizeOptions) -> None:
     """Refuses devices that are named twice or not at all, or that no node has."""
-    if options.device is not None and options.cluster is not None:
-        raise ConfigError(
-            "sizes are found for each kind of device of the cluster, or for the named one",
-            where="--device and --cluster",
-            found=f"both --device {options.device} and --cluster {options.cluster}",
-            hint="leave one of them out",
-        )
+    refuse_together(given_options(options), "--device", "--cluster")
     if options.device is None and options.cluster is None:
         raise ConfigError(
             "`flowrl size` needs to know which devices are counted",
@@ -91,24 +85,19 @@ def _print_sizes(config: Path, words: Sequence[str], options: SizeOptions) -> No
 
     loaded = load_config(config, words)
     graph, request, measured = api.ask_for_plan(loaded)
-    jobs = [
-        Job(
-            graph=graph,
-            request=request,
-            spec=kind.spec,
-            cost=cost_of(request) if measured is None else measured,
-            node_size=kind.node_size,
-            host=kind.host,
-            cores=kind.cores,
-            where="flowrl size" if options.sweep is None else "--sweep",
-        )
-        for kind in _kinds(options)
-    ]
+    job = partial(
+        Job,
+        graph=graph,
+        request=request,
+        cost=cost_of(request) if measured is None else measured,
+        where="flowrl size" if options.sweep is None else "--sweep",
+    )
+    jobs = _jobs(job, options)
     found = [_sizes_of(job, options, loaded) for job in jobs]
     failed = [size for size in found if isinstance(size, FlowError)]
     if len(failed) == len(found):
         raise failed[0]
-    if options.as_json:
+    if options.json:
         plain = [_plain(size) for size in found]
         names = [job.spec.name for job in jobs]
         print(
@@ -164,24 +153,11 @@ def _size_text(job: Job, found: Size | tuple[Size | int, ...] | FlowError) -> st
     return "\n".join(fewest_lines(found, job))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """A kind of device for which sizes are found.
+def _jobs(job: Callable[..., Job], options: SizeOptions) -> list[Job]:
+    """Returns a job for the named device, or for each kind of the cluster's devices.
 
-    Attributes:
-        node_size: Devices of a node.
-        host: Bytes of the host's memory for each device; None where the host is not described.
-        cores: Cores of the host; None where the host is not described.
+    The job of a kind has the nodes that hold most of it.
     """
-
-    spec: DeviceSpec
-    node_size: int
-    host: int | None = None
-    cores: int | None = None
-
-
-def _kinds(options: SizeOptions) -> list[_Kind]:
-    """Returns the named device, or each kind of the cluster in the nodes that hold most of it."""
     from flowrl.cluster.hardware import device_spec
     from flowrl.plan.groups import host_share
     from flowrl.plan.names import RATES
@@ -192,7 +168,7 @@ def _kinds(options: SizeOptions) -> list[_Kind]:
         spec = device_spec(options.device, where="--device")
         if spec.type == "cpu":
             raise _no_accelerator("--device")
-        return [_Kind(spec=spec, node_size=options.node_size or NODE_SIZE)]
+        return [job(spec=spec, node_size=options.node_size or NODE_SIZE)]
     assert options.cluster is not None  # `_check_devices` has refused a command with neither
     cluster = options.cluster
     pool = _pool(cluster)
@@ -218,7 +194,7 @@ def _kinds(options: SizeOptions) -> list[_Kind]:
         if before is None or len(group.addresses) > len(before.addresses):
             largest[group.device.name] = group
     return [
-        _Kind(
+        job(
             spec=replace(group.machine.spec, memory_bytes=group.device.free_bytes),
             node_size=group.node_size,
             host=host_share(pool, group),

@@ -143,7 +143,7 @@ def test_a_cluster_beside_a_device_is_not_ignored(size: Run, mixed: str):
     for asked in ([], ["--sweep", "devices=8"]):
         code, out, err = size(CONFIG, *words, *asked)
         assert (code, out) == (2, "")
-        assert "--device and --cluster: sizes are found for each kind of device" in err
+        assert "--device and --cluster do not go together" in err
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,10 @@ def test_devices_without_rates_are_told_to_be_left_idle(size: Run, plan: Run, mi
     ("words", "said"),
     [
         ([], "command line: `flowrl size` needs to know which devices are counted"),
-        ([*H100, "--node-size", "1000000000"], "this is no value of --node-size"),
+        (
+            [*H100, "--node-size", "1000000000"],
+            "--node-size: Input should be less than or equal to 1024",
+        ),
         ([*CLUSTER, "--node-size", "4"], "--node-size belongs to --device"),
         (["--device", "CPU"], "`flowrl size` counts accelerators, and a CPU is none"),
         (["--device", "cpu", "--sweep", "devices=8"], "counts accelerators, and a CPU is none"),
@@ -215,5 +218,5 @@ def test_a_plan_has_no_sizes(size: Run, plan: Run, tmp_path: Path):
     assert plan(str(ROOT / "configs/quickstart.yaml"), "-o", path)[0] == 0
     code, out, err = size(path, *H100)
     assert (code, out) == (2, "")
-    assert f"{path}: a plan is made for one number of devices" in err
-    assert f"`flowrl plan {path}` shows the plan" in err
+    assert f"{path}: this is a plan's file, and `flowrl size` needs a configuration" in err
+    assert f"flowrl plan {path}" in err
