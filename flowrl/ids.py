@@ -16,6 +16,7 @@ __all__ = [
     "NodeId",
     "RoleName",
     "SampleId",
+    "engine_id",
     "group_id",
     "sample_id",
 ]
@@ -34,6 +35,11 @@ GroupId = NewType("GroupId", str)
 
 SampleId = NewType("SampleId", str)
 """A member of a group: `epoch/prompt/member`, or of a sample's children `sample/member`."""
+
+
+def engine_id(role: str, number: int) -> EngineId:
+    """Returns the id of an engine of a role (counted from 0)."""
+    return EngineId(f"{role}.generate[{number}]")
 
 
 def group_id(epoch: int, prompt: int) -> GroupId:

@@ -37,6 +37,14 @@ class Executor(Protocol):
         """
         ...
 
+    def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+        """Reserves what the stages run on, before anything is opened.
+
+        Raises:
+            BackendError: it is not there; with what is missing.
+        """
+        ...
+
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:

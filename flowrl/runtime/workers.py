@@ -27,7 +27,7 @@ from flowrl.backend.protocols import (
 )
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError, PlanError
-from flowrl.ids import EngineId, NodeId, RoleName
+from flowrl.ids import EngineId, NodeId, RoleName, engine_id
 from flowrl.plan.schema import PlacementPlan
 
 __all__ = [
@@ -87,7 +87,7 @@ class PolicyWorker:
     @property
     def engine_id(self) -> EngineId:
         """The engine's name for the scheduler and for logs."""
-        return EngineId(f"{self.role}.generate[0]")
+        return engine_id(self.role, 0)
 
     @property
     def engine(self) -> GenerateBackend:

@@ -69,7 +69,6 @@ class EngineFleet:
         cores: The core of each engine, counted among those that this process may use; empty leaves
             it to the operating system.
         open_channel: Starts the process of an engine.
-        closed: Called when all of them have ended.
 
     Attributes:
         engines: Engines by name.
@@ -86,14 +85,12 @@ class EngineFleet:
         silence_s: float,
         cores: Sequence[int] = (),
         open_channel: Callable[[EngineId], Channel] = lambda name: open_engine_worker(),
-        closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._plugin = plugin
         self._context = replace(context, trainable=False)
         self._export = export
         self._silence_s = silence_s
         self._open_channel = open_channel
-        self._closed = closed
         self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
         self._folders = WeightFolders(fallback)
         self._busy_before = 0.0
@@ -168,7 +165,6 @@ class EngineFleet:
     def close(self) -> None:
         """Ends every process; idempotent."""
         with ExitStack() as stack:
-            stack.callback(self._closed)
             stack.callback(self._folders.close)
             for member in self._members.values():
                 stack.callback(member.close)

@@ -30,6 +30,9 @@ class LocalExecutor:
         """See `Executor`."""
         require_runnable(config, stages)
 
+    def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+        """See `Executor`; there is nothing to reserve."""
+
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:

@@ -30,42 +30,21 @@ if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:
     os.environ |= {name: os.environ.get(name, value) for name, value in _LOCAL.items()}
 
 import ray  # noqa: E402
-from ray.util.placement_group import (  # noqa: E402
-    PlacementGroup,
-    placement_group,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 from flowrl.errors import BackendError  # noqa: E402
 from flowrl.runtime.channels import Message  # noqa: E402
 from flowrl.runtime.ray.actor import WorkerActor, file_bytes  # noqa: E402
 from flowrl.runtime.ray.channel import ActorChannel  # noqa: E402
-from flowrl.wording import counted  # noqa: E402
+from flowrl.runtime.ray.places import Places  # noqa: E402
 
-__all__ = ["RayCluster", "Reserved"]
-
-_PLACE_S = 10.0
-"""Seconds in which free CPUs are reserved; those of a worker that has just ended come back late."""
-
-
-class Reserved:
-    """CPUs of the cluster for a number of workers, until `release`."""
-
-    def __init__(self, group: PlacementGroup) -> None:
-        self._group = group
-
-    def strategy(self, index: int) -> PlacementGroupSchedulingStrategy:
-        """Returns where the worker of that number is placed."""
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-
-    def release(self) -> None:
-        """Gives them back."""
-        remove_placement_group(self._group)
+__all__ = ["RayCluster"]
 
 
 class RayCluster:
     """Joined, or started, when it is made; `close` leaves it, or ends it.
+
+    Attributes:
+        places: Places of the workers.
 
     Raises:
         BackendError: it cannot be joined or started.
@@ -102,41 +81,17 @@ class RayCluster:
                     if address
                     else "see what Ray prints on standard error",
                 ) from reason
+        self.places = Places()
         self._actor_class: Any = ray.remote(
             max_restarts=0, concurrency_groups={"inbox": 1, "outbox": 1}
         )(WorkerActor)
-
-    def reserve(self, what: str, num: int, num_cpus: int) -> Reserved:
-        """Reserves CPUs for `num` workers with `num_cpus` each.
-
-        Raises:
-            BackendError: the cluster does not have them, or they are not free.
-        """
-        nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        fitting = sum(cpus // num_cpus for cpus in nodes)
-        group = None
-        if fitting >= num:
-            group = placement_group([{"CPU": num_cpus}] * num, strategy="PACK", name=what)
-            if group.wait(_PLACE_S):
-                return Reserved(group)
-            remove_placement_group(group)
-        free = int(ray.available_resources().get("CPU", 0))
-        raise BackendError(
-            f"the Ray cluster has no place for {what}",
-            where="executor=ray",
-            found=f"{counted(len(nodes), 'node')} with {counted(sum(nodes), 'CPU')}, {free} free",
-            expected=f"{counted(num, 'worker')} with {counted(num_cpus, 'CPU')} each",
-            hint="ask for fewer engines (roles.ROLE.num_engines), or join a larger cluster: "
-            "RAY_ADDRESS=HOST:PORT flowrl run CONFIG executor=ray",
-        )
 
     def start(
         self,
         name: str,
         target: str,
         *,
-        strategy: PlacementGroupSchedulingStrategy | None = None,
-        num_cpus: int = 0,
+        placed: bool = False,
         deliver: Callable[[list[Message]], None] | None = None,
     ) -> ActorChannel:
         """Starts a worker in an actor.
@@ -144,16 +99,22 @@ class RayCluster:
         Args:
             name: Its name for people; the second with that name is `NAME#2`.
             target: The worker, as `WorkerActor` has it.
-            strategy: Where it is placed.
-            num_cpus: CPUs of its place.
+            placed: True for a worker that has a place; others reserve nothing.
             deliver: Gets its messages; see `ActorChannel`.
+
+        Raises:
+            BackendError: the node of its place is gone, and no other one has room.
         """
+        place = self.places.place(name) if placed else None
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+        resources = {} if place is None else dict(place.resources)
         actor = self._actor_class.options(
             name=name if number == 1 else f"{name}#{number}",
-            num_cpus=num_cpus,
-            scheduling_strategy=strategy or "DEFAULT",
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
+            scheduling_strategy=self.places.roomiest() if place is None else place.strategy,
         ).remote(target, str(Path.cwd()), path)
         return ActorChannel(actor, self._put, deliver)
 
@@ -168,8 +129,10 @@ class RayCluster:
     def close(self) -> None:
         """Leaves a cluster that was joined, and ends one that was started; idempotent."""
         self._objects.clear()
-        if self._joined and ray.is_initialized():
-            ray.shutdown()
+        if ray.is_initialized():
+            self.places.release()
+            if self._joined:
+                ray.shutdown()
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, PlanError
-from flowrl.ids import EngineId, RoleName
-from flowrl.runtime.channels import Channel
+from flowrl.ids import EngineId, RoleName, engine_id
+from flowrl.plan.local import engines_of
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -55,6 +55,18 @@ class RayExecutor(LocalExecutor):
 
         return RayCluster()
 
+    def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+        """See `Executor`: reserves the places of all engines, for the whole run."""
+        for stage in stages:
+            for placement in stage.plan.placements:
+                self._cluster.places.reserve(
+                    [
+                        engine_id(placement.role, number)
+                        for number in range(engines_of(stage.plan, placement.role).processes)
+                    ],
+                    _engine_resources(placement.devices[0], config.runtime.num_threads),
+                )
+
     def open_fleet(
         self,
         names: Sequence[EngineId],
@@ -67,18 +79,7 @@ class RayExecutor(LocalExecutor):
         cores: Sequence[int],
     ) -> EngineFleet:
         """See `Executor`."""
-        num_cpus = context.num_threads
-        reserved = self._cluster.reserve(f"engines of {context.role}", len(names), num_cpus)
-        strategies = {name: reserved.strategy(index) for index, name in enumerate(names)}
-
-        def open_channel(name: EngineId) -> Channel:
-            return self._cluster.start(
-                name,
-                "flowrl.runtime.local.engine_worker:run_engine",
-                strategy=strategies[name],
-                num_cpus=num_cpus,
-            )
-
+        self._cluster.places.reserve(names, _engine_resources(context.device, context.num_threads))
         return EngineFleet(
             names,
             plugin,
@@ -86,8 +87,9 @@ class RayExecutor(LocalExecutor):
             export=export,
             fallback=fallback,
             silence_s=silence_s,
-            open_channel=open_channel,
-            closed=reserved.release,
+            open_channel=lambda name: self._cluster.start(
+                name, "flowrl.runtime.local.engine_worker:run_engine", placed=True
+            ),
         )
 
     def open_scorers(
@@ -130,6 +132,13 @@ class RayExecutor(LocalExecutor):
         """See `Executor`."""
         if "_cluster" in self.__dict__:
             self._cluster.close()
+
+
+def _engine_resources(device: str, num_threads: int) -> Mapping[str, float]:
+    """Returns what an engine reserves: its threads' CPUs, and one accelerator if it uses any."""
+    kind = {"cuda": "GPU", "npu": "NPU"}.get(device.partition(":")[0])
+    cpus = {"CPU": max(1, num_threads)}
+    return cpus if kind is None else {**cpus, kind: 1}
 
 
 def _require_plan(stage: CompiledStage) -> None:

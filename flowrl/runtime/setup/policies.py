@@ -25,7 +25,7 @@ from flowrl.data import Tokenizer
 from flowrl.errors import CheckpointError
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
-from flowrl.ids import EngineId, RoleName
+from flowrl.ids import EngineId, RoleName, engine_id
 from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint.store import Checkpoint
@@ -157,7 +157,7 @@ class OpenPolicies:
         """Engines of a role in processes of their own, with the weights that it has now."""
         worker = self[role]
         fleet = self._executor.open_fleet(
-            [EngineId(f"{role}.generate[{number}]") for number in range(engines.processes)],
+            [engine_id(role, number) for number in range(engines.processes)],
             self._placements[role].backend,
             worker.context,
             export=worker.train.export,

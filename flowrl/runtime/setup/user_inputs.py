@@ -148,6 +148,7 @@ class RunInputs:
             workers = {p.role: p.replicas for p in placed if p.head == "none"}
             self.executor = executor_of(config)
             stack.callback(self.executor.close)
+            self.executor.reserve(config, stages)
             self.scorers = OpenScorers(config, self._graphs, self.executor, workers)
             stack.callback(self.scorers.close)
             self.scorers.open()
