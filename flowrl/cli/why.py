@@ -10,14 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 from flowrl.observe.rows import SampleRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.rollout.event_history import SampleHistory, sample_history
-from flowrl.runtime.checkpoint.journal import NUM_FILES, SampleFiles, rollout_journals
+from flowrl.runtime.checkpoint.journal import SampleFiles, rollout_journals
 from flowrl.wording import counted
 
 __all__ = ["run"]
@@ -32,14 +30,14 @@ class _RolloutHistory:
 
     Attributes:
         history: Its events; None where the journal does not have them.
-        missing: Why there is no history.
+        missing: Why there is no history, where there is none.
         row: Its row of samples.jsonl; None where no step has reported it.
     """
 
     stage: str
     rollout: str
     history: SampleHistory | None
-    missing: str = ""
+    missing: str
     row: SampleRow | None
 
     def __str__(self) -> str:
@@ -121,7 +119,7 @@ def run(folder: Path, sample: str, *, as_json: bool) -> None:
         return
     journals = rollout_journals(folder)
     rows = {(r.stage, r.rollout): r for r in opened.samples_of(group, member)}
-    histories = _histories(journals, rows, SampleId(sample), _setting(opened, "journal_mb"))
+    histories = _histories(journals, rows, SampleId(sample))
     if not histories:
         raise _unknown(opened, group, member, journals)
     if as_json:
@@ -149,17 +147,13 @@ def _print_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
         return
     for (stage, rollout), rows in rollouts.items():
         print(f"{stage}, {rollout}")
-        print(f"group {group}: {counted(len(rows), 'sample')} of prompt {_excerpt(rows[0].prompt)}")
+        logged = counted(len(rows), "logged sample")
+        print(f"group {group}: {logged} of prompt {_excerpt(rows[0].prompt)}")
         for row in sorted(rows, key=lambda row: int(row.sample.rpartition("/")[2])):
             print(
                 f"  {row.sample}  {_end_of(row)}{_score_of(row)}{_by_weights(row)}; "
                 f"response {_excerpt(row.response, 60)}"
             )
-    if logged := _setting(opened, "log_samples"):
-        print(
-            f"the first {counted(logged, 'sample')} of each step have a row "
-            f"(runtime.log_samples={logged}); others of the group may have none"
-        )
     print(f"history of one: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
 
 
@@ -167,102 +161,52 @@ def _histories(
     journals: Sequence[SampleFiles],
     rows: Mapping[tuple[str, str], SampleRow],
     sample: SampleId,
-    journal_mb: int,
 ) -> list[_RolloutHistory]:
+    """Returns the history of a sample in each rollout that has its events or its row."""
+    files_of = {(files.stage, files.rollout): files for files in journals}
     found = []
-    for files in journals:
-        journal = files.of_sample(sample)
-        history = None if journal is None else sample_history(journal, sample)
-        row = rows.get((files.stage, files.rollout))
+    for stage, rollout in dict.fromkeys((*files_of, *rows)):
+        files, row = files_of.get((stage, rollout)), rows.get((stage, rollout))
+        missing = "this rollout has no journal (runtime.journal_mb=0 writes none)"
+        history = None
+        if files is not None:
+            missing = "the journal does not go back to it (runtime.journal_mb limits its size)"
+            journal = files.of_sample(sample)
+            history = None if journal is None else sample_history(journal, sample)
         if history is not None and history.state is None:
             history = None
         if history is not None or row is not None:
             found.append(
                 _RolloutHistory(
-                    stage=files.stage,
-                    rollout=files.rollout,
-                    history=history,
-                    missing="" if history else _why_missing(files, journal_mb),
-                    row=row,
+                    stage=stage, rollout=rollout, history=history, missing=missing, row=row
                 )
             )
-    known = {(files.stage, files.rollout) for files in journals}
-    found += [
-        _RolloutHistory(
-            stage=stage,
-            rollout=rollout,
-            history=None,
-            missing="this rollout has no journal (runtime.journal_mb=0 writes none)",
-            row=row,
-        )
-        for (stage, rollout), row in rows.items()
-        if (stage, rollout) not in known
-    ]
     return found
-
-
-def _setting(opened: RunFolder, name: str) -> int:
-    """Returns a number of the run's section `runtime`; 0 where its configuration has none."""
-    config = yaml.safe_load(opened.config_path.read_text(encoding="utf-8"))
-    section = config.get("runtime") if isinstance(config, dict) else None
-    value = section.get(name) if isinstance(section, dict) else None
-    return value if isinstance(value, int) else 0
-
-
-def _why_missing(files: SampleFiles, journal_mb: int) -> str:
-    whole = files.whole_mb
-    if whole is None:
-        return "the journal does not have it"
-    if whole <= journal_mb:
-        return (
-            f"the journal does not go back to it: its last {NUM_FILES} files are kept, and each "
-            "resume begins one"
-        )
-    return (
-        "the journal does not go back to it "
-        f"(runtime.journal_mb={whole} would have kept all of this run's)"
-    )
 
 
 def _unknown(
     opened: RunFolder, group: str, member: str | None, journals: Sequence[SampleFiles]
 ) -> ConfigError:
-    sample = group if member is None else f"{group}/{member}"
-    where = f"{opened.path}: sample {sample}"
-    path = shlex.quote(str(opened.path))
     offered = {name: members for files in journals for name, members in files.groups().items()}
-    last = max(_last_member(opened, group), offered.get(group, 0) - 1)
-    logged = _setting(opened, "log_samples")
-    if last >= 0:
-        what, hint = f"the group {group} has no member {member}", f"flowrl why {path} {group}/0"
-        if member is None:
-            what = "no step has reported this group yet"
-        elif logged and group not in offered:
-            what = f"no row has member {member} of the group {group}"
-            hint = (
-                f"the first {counted(logged, 'sample')} of each step have a row "
-                f"(runtime.log_samples={logged}; 0 logs all)"
-            )
-        return ConfigError(
-            what, where=where, expected=f"{group}/0 to {group}/{last}", found=sample, hint=hint
-        )
-    nearest = _nearest(group, opened.groups() | offered.keys())
+    members = [int(row.sample.rpartition("/")[2]) for row in opened.samples_of(group)]
+    last = max([offered.get(group, 0) - 1, *members])
+    is_known = last >= 0
+    what = "this run has no such sample" if member else "this run has no such group"
+    if is_known:
+        what = f"the group {group} has no member {member}"
+    if is_known and member is None:
+        what = "no step has reported this group yet"
+    nearest = [] if is_known else _nearest(group, opened.groups() | offered.keys())
     suffix = "" if member is None else "/0"
     return ConfigError(
-        "this run has no such sample" if member else "this run has no such group",
-        where=where,
-        expected="EPOCH/PROMPT/MEMBER, each counted from 0; samples.jsonl lists them",
+        what,
+        where=f"{opened.path}: sample {group}" + ("" if member is None else f"/{member}"),
+        expected=f"{group}/0 to {group}/{last}" if is_known else "EPOCH/PROMPT/MEMBER, from 0",
         hint=f"the nearest are {', '.join(name + suffix for name in nearest)}"
         if nearest
-        else "only samples of steps are known, from a journal (runtime.journal_mb) or "
-        "samples.jsonl; evaluations keep none",
+        else "known are the samples of steps that the journal (runtime.journal_mb) and "
+        "samples.jsonl (runtime.log_samples) hold; evaluations keep none",
     )
-
-
-def _last_member(opened: RunFolder, group: str) -> int:
-    """Returns the greatest member with a row; -1 where the group has none."""
-    members = (int(row.sample.rpartition("/")[2]) for row in opened.samples_of(group))
-    return max(members, default=-1)
 
 
 def _nearest(group: str, groups: Iterable[str]) -> list[str]:

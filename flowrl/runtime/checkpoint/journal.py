@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from flowrl.rollout.journal import Journal, JournalWriter, read_journal
 
 __all__ = [
     "JOURNALS",
-    "NUM_FILES",
     "RolloutJournal",
     "RolloutJournals",
     "SampleFiles",
@@ -157,16 +155,6 @@ class SampleFiles:
         words = (f'"{group}"'.encode(), f'"{sample}"'.encode())
         numbers = [number for number, path in enumerate(self.files) if _mentions(path, words)]
         return _joined(self.files[numbers[0] : numbers[-1] + 1]) if numbers else None
-
-    @property
-    def whole_mb(self) -> int | None:
-        """The `runtime.journal_mb` that would have kept every file; None if none was removed."""
-        first, newest = (int(path.stem) for path in (self.files[0], self.files[-1]))
-        if first == 1:
-            return None
-        # The number of files is bounded, however full those are that a stop or an error ended.
-        full = max(path.stat().st_size for path in self.files)
-        return math.ceil(newest * full / (1 << 20))
 
     def groups(self) -> dict[str, int]:
         """Groups that were offered, with the number of members that they began with."""
