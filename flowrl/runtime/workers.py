@@ -1,8 +1,7 @@
 """The workers of a policy, and how workers are waited for.
 
-Roles that a plan puts on one device share this process and take turns on it. A policy that trains
-and generates there has one copy of its weights: the engine reads the trainer's parameters in
-place, so publishing a version moves no bytes.
+A policy that trains and generates in one process has one copy of its weights: the engine reads the
+trainer's parameters in place, so publishing a version moves no bytes.
 
 `Residency` carries out the plan's residency switches: which role offloads, and which one reloads,
 before a node runs. A plan has switches only where roles that share a device do not fit on it
@@ -12,10 +11,8 @@ together. `wait_for_any` waits for the first of several workers that has output.
 from __future__ import annotations
 
 import select
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from flowrl.backend.plugin import Plugin
@@ -23,12 +20,12 @@ from flowrl.backend.protocols import (
     GenerateBackend,
     PolicyContext,
     Service,
-    TrainBackend,
 )
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError, PlanError
 from flowrl.ids import EngineId, NodeId, RoleName, engine_id
 from flowrl.plan.schema import PlacementPlan
+from flowrl.runtime.trainers import Trainer
 
 __all__ = [
     "PolicyWorker",
@@ -65,24 +62,20 @@ def require(name: str, service: Service, role: str) -> Plugin:
 
 @dataclass(slots=True, kw_only=True)
 class PolicyWorker:
-    """A policy role's workers in this process.
+    """The workers of a role with a model.
 
     Attributes:
-        generate: The engine; None if the role never generates.
-        shared: The engine reads the trainer's parameters in place.
+        generate: The engine next to the trainer; None if the role never generates.
         stale: The weights were trained since they were last published.
         version: Version of the weights that the engine serves; counts publications.
-        scratch: A temporary folder name for exported weights; set at the first publication.
     """
 
     role: RoleName
     context: PolicyContext
-    train: TrainBackend
+    train: Trainer
     generate: GenerateBackend | None
-    shared: bool
     stale: bool = False
     version: int = 0
-    scratch: Path | None = None
 
     @property
     def engine_id(self) -> EngineId:
@@ -96,27 +89,10 @@ class PolicyWorker:
             raise BackendError(f"role {self.role!r} was opened without an engine")
         return self.generate
 
-    def publish(self, version: int, scratch: Path) -> None:
-        """Serves the trainer's weights as `version`.
-
-        Args:
-            scratch: A folder name that may be used while the weights travel.
-        """
-        self.version, self.stale, self.scratch = version, False, scratch
-        self.serve(self.engine)
-
-    def serve(self, engine: GenerateBackend) -> None:
-        """Gives an engine the weights, as the version that they were published as."""
-        if self.shared:
-            engine.publish(self.version, None)
-            return
-        if self.scratch is None:
-            return  # never published: it serves what it was opened with
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        self.scratch.mkdir(parents=True)
-        self.train.export(self.scratch)
-        engine.publish(self.version, self.scratch)
-        shutil.rmtree(self.scratch)
+    def publish(self, version: int) -> None:
+        """Serves the trainer's weights as `version`."""
+        self.version, self.stale = version, False
+        self.engine.publish(version, None)
 
     def close(self) -> None:
         """Ends both workers."""
@@ -154,7 +130,7 @@ class Residency:
     def switch(self, node: NodeId) -> None:
         """Makes the switches that belong before `node` runs; making them again changes nothing."""
         for act in self._before.get(node, ()):
-            act()
+            act()  # ends before the next one begins, which may need the memory
 
 
 def _switches(worker: PolicyWorker) -> dict[tuple[str, str], Callable[[], None]]:
@@ -162,7 +138,10 @@ def _switches(worker: PolicyWorker) -> dict[tuple[str, str], Callable[[], None]]
     known: dict[tuple[str, str], Callable[[], None]] = {
         (what, action): act
         for what in ("parameters", "optimizer")  # a trainer moves both at once
-        for action, act in (("release", train.offload), ("take", train.reload))
+        for action, act in (
+            ("release", lambda: train.offload().result()),
+            ("take", lambda: train.reload().result()),
+        )
     }
     if worker.generate is not None:
         known["kv cache", "release"] = worker.generate.sleep

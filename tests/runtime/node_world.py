@@ -18,6 +18,8 @@ from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Payload, SampleSet, StepBatch
 from flowrl.runtime.driver.texts import Texts
+from flowrl.runtime.groups import LocalGroup
+from flowrl.runtime.trainers import Trainer
 from flowrl.specs import Sampling
 
 MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]
@@ -34,7 +36,7 @@ class Worker:
     """
 
     def __init__(self, kl: float = 0.0) -> None:
-        self.train = self
+        self.train = Trainer(LocalGroup([self]))
         self.generate = None
         self.stale = False
         self.updates: list[tuple[TrainBatch, UpdateSpec]] = []

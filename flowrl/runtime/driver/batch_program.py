@@ -14,7 +14,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -56,6 +58,7 @@ from flowrl.runtime.driver.payloads import (
 from flowrl.runtime.driver.replay import HeldGroup, ReplayBuffer, held_groups
 from flowrl.runtime.driver.sums import aligned, merged
 from flowrl.runtime.driver.texts import Texts
+from flowrl.runtime.groups import DataRef
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, RowCondition, Sampling
 from flowrl.specs.filters import Turns
@@ -63,6 +66,8 @@ from flowrl.specs.loss import DPO, BradleyTerry
 from flowrl.specs.maps import ROW_PREFIX
 
 __all__ = ["BatchProgram", "StepContext"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +157,18 @@ class BatchProgram:
             self.kl_coefficients[NodeId(node)] = coefficient
 
     def run(self, step: StepBatch) -> None:
-        """Runs the nodes of the batch part, in order."""
+        """Runs the nodes of the batch part, in order.
+
+        What workers compute is waited for where a node reads it, so workers of different roles
+        compute at the same time; each one makes its calls in the order of the graph.
+        """
         needed = self._needed(step.number)
         for node in self.parts.batch:
             self.run_node(node, step, is_needed=node.id in needed)
+        step.values.settle()
+        for name, waited_s in step.values.waited_s.items():
+            op = str(self.parts.graph.node(name).op)
+            step.seconds[op] = step.seconds.get(op, 0.0) + waited_s
 
     def _needed(self, number: int) -> set[NodeId]:
         """Returns the nodes that a step needs: what is not read by idle updates alone."""
@@ -199,7 +212,7 @@ class BatchProgram:
             return
         if not is_needed or (node.op is Op.UPDATE and not is_due(node, step.number)):
             return
-        started = time.monotonic()
+        started, waited_s = time.monotonic(), sum(step.values.waited_s.values())
         self._context.before(node.id)
         if node.op is Op.SYNC:
             self._sync(node, step)
@@ -208,7 +221,8 @@ class BatchProgram:
         else:
             assert samples is not None
             _HANDLERS[node.op](self, NodeInputs(self.parts, node, step, samples), step)
-        spent = time.monotonic() - started
+        waited_s -= sum(step.values.waited_s.values())
+        spent = time.monotonic() - started + waited_s
         step.seconds[str(node.op)] = step.seconds.get(str(node.op), 0.0) + spent
 
     def _reads_set(self, node: Node) -> NodeId:
@@ -235,6 +249,21 @@ class BatchProgram:
     def _worker(self, node: Node) -> PolicyWorker:
         return self._context.policies[role_of(node)]
 
+    def _put(
+        self, inputs: NodeInputs, step: StepBatch, *, as_sampled: bool = False
+    ) -> DataRef[SequenceBatch]:
+        """Returns a reference to the node's samples, which are put once in a step.
+
+        Args:
+            as_sampled: With the sampler that their logprobs repeat, if any.
+        """
+        as_sampled = as_sampled and inputs.samples.origin in self._samplers
+        key = id(inputs.sequences), as_sampled
+        if key not in step.refs:
+            sequences = self._as_sampled(inputs) if as_sampled else inputs.sequences
+            step.refs[key] = self._worker(inputs.node).train.put(sequences)
+        return step.refs[key]
+
     # Handlers
 
     def _advantage(self, inputs: NodeInputs, step: StepBatch) -> None:
@@ -243,16 +272,17 @@ class BatchProgram:
 
     def _logprobs(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, train = inputs.node, self._worker(inputs.node).train
-        sequences, temperature = self._as_sampled(inputs), self._temperature(inputs)
-        step.values[node.id, "logprobs"] = train.logprobs(sequences, temperature)
+        sequences = self._put(inputs, step, as_sampled=True)
+        temperature, expect = self._temperature(inputs), step.values.expect
+        expect(node.id, "logprobs", train.logprobs(sequences, temperature))
         if node.id in self._whole:
-            step.values[node.id, DISTRIBUTIONS] = train.distributions(sequences, temperature)
+            expect(node.id, DISTRIBUTIONS, train.distributions(sequences, temperature))
         if node.id in self._squared:
-            step.values[node.id, SQUARES] = train.squares(sequences, temperature)
+            expect(node.id, SQUARES, train.squares(sequences, temperature))
 
     def _values(self, inputs: NodeInputs, step: StepBatch) -> None:
         train = self._worker(inputs.node).train
-        step.values[inputs.node.id, "values"] = train.values(inputs.sequences)
+        step.values.expect(inputs.node.id, "values", train.values(self._put(inputs, step)))
 
     def _score(self, inputs: NodeInputs, step: StepBatch) -> None:
         """Computes scores or token rewards; rule scores of rollouts came with their samples."""
@@ -262,9 +292,11 @@ class BatchProgram:
         elif is_rule_score(node):
             scores = self._context.score(role_of(node), inputs.samples, self.texts)
         elif node.attr("per") is None:
-            scores = self._worker(node).train.scores(inputs.sequences)
+            computed = self._worker(node).train.scores(self._put(inputs, step))
+            step.values.expect(node.id, "score", computed)
+            return
         else:
-            rewards = self._worker(node).train.token_scores(inputs.sequences)
+            rewards = self._worker(node).train.token_scores(self._put(inputs, step)).result()
             separator = node.attr("separator")
             if isinstance(separator, str):
                 ends = self.texts.step_ends(inputs.samples, separator)
@@ -349,7 +381,9 @@ class BatchProgram:
 
     def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, sampling = inputs.node, self._sampling(inputs)
-        batch = replace(train_batch(inputs), sequences=self._as_sampled(inputs))
+        worker = self._worker(node)
+        sequences = cast(SequenceBatch, self._put(inputs, step, as_sampled=True))
+        put = worker.train.put(replace(train_batch(inputs), sequences=sequences))
         spec = update_spec(
             inputs,
             self._plan,
@@ -359,16 +393,23 @@ class BatchProgram:
         )
         if node.id in self._sums:
             _, number = self._sums[node.id]
-            step.terms.append(Term(node=node, number=number, batch=batch, spec=spec))
+            groups = inputs.sequences.groups
+            step.terms.append(Term(node=node, number=number, batch=put, groups=groups, spec=spec))
             return
-        worker = self._worker(node)
         worker.stale = True
         steps = step.updates.setdefault(node.id, [])
-        for rows in spec.mini_batches:
-            # One call a mini-batch, so that the watchdog sees progress at every update.
-            steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
-            self._context.beat()
-        self._steer(node, steps, len(batch))
+        # One call a mini-batch, so that the watchdog sees progress at every update.
+        coming = [
+            self._watched(worker.train.update(put, replace(spec, mini_batches=(rows,))))
+            for rows in spec.mini_batches
+        ]
+        for made in coming:
+            steps += made.result()
+        self._steer(node, steps, len(put))
+
+    def _watched(self, future: Future[T]) -> Future[T]:
+        future.add_done_callback(lambda _: self._context.beat())
+        return future
 
     def _update_sum(self, last: Node, step: StepBatch) -> None:
         """Makes the updates of a sum whose terms are all there, but for those without a sample."""
@@ -380,8 +421,7 @@ class BatchProgram:
         worker.stale = True
         made: list[list[OptimizerStep]] = []
         for batches in aligned(terms):
-            made += worker.train.update_sum(batches)
-            self._context.beat()
+            made += self._watched(worker.train.update_sum(batches)).result()
         step.updates[last.id] = [merged(terms, each) for each in made]
         for term, steps in zip(terms, zip(*made, strict=True), strict=True):
             self._steer(term.node, steps, len(term.batch))
@@ -406,7 +446,7 @@ class BatchProgram:
         reference, train = inputs.edge("reference"), self._worker(node).train
         if isinstance(loss, BradleyTerry):
             self._context.before(node.id)
-            rewards = train.scores(inputs.sequences)
+            rewards = train.scores(self._put(inputs, step)).result()
         elif (
             isinstance(loss, DPO)
             and reference is not None
@@ -414,7 +454,8 @@ class BatchProgram:
         ):
             self.run_node(compared, step)
             self._context.before(node.id)
-            gap = train.logprobs(self._as_sampled(inputs), self._temperature(inputs))
+            sampled = self._put(inputs, step, as_sampled=True)
+            gap = train.logprobs(sampled, self._temperature(inputs)).result()
             gap = gap - inputs.token_floats(reference, "logprobs")
             starts = inputs.sequences.offsets[:-1]
             rewards = np.add.reduceat(np.where(inputs.sequences.response_mask, gap, 0), starts)
@@ -455,7 +496,7 @@ class BatchProgram:
             decay = node.attr("decay")
             self._context.refresh(role, source, decay if isinstance(decay, float) else 0.0)
             if node.attr("reset_optimizer"):
-                self._context.policies[source].train.reset_optimizer()
+                self._context.policies[source].train.reset_optimizer().result()
 
     def _source_of_weights(self, node: Node) -> RoleName:
         edge = self.parts.graph.feeding(node.id, "weights")

@@ -14,8 +14,11 @@ part reads.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,7 @@ from flowrl.graph.signatures import ROLLOUT_LOGPROBS, SCORE
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
+from flowrl.runtime.groups import DataRef
 from flowrl.specs import FinishReason
 
 __all__ = [
@@ -38,6 +42,7 @@ __all__ = [
     "PayloadStore",
     "SampleSet",
     "StepBatch",
+    "StepValues",
     "Term",
     "behaviour_logprobs",
     "fill_fields",
@@ -367,13 +372,56 @@ class Term:
 
     Attributes:
         number: Its place in the sum, from 1.
+        groups: int64 `[N]`; samples with equal numbers answer the same prompt.
         spec: Its mini-batches are as many as its own samples make.
     """
 
     node: Node
     number: int
-    batch: TrainBatch
+    batch: DataRef[TrainBatch]
+    groups: Ints
     spec: UpdateSpec
+
+
+class StepValues(dict[tuple[NodeId, str], Array]):
+    """Arrays by (node, field). What a worker still computes is waited for when it is first read.
+
+    Attributes:
+        waited_s: Seconds of waiting so far, by the node that was waited for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coming: dict[tuple[NodeId, str], Future[Any]] = {}
+        self.waited_s: dict[NodeId, float] = {}
+
+    def expect(self, node: NodeId, field: str, array: Future[Any]) -> None:
+        """Adds an array that a worker computes."""
+        self._coming[node, field] = array
+        if array.done():
+            self._arrived((node, field))
+
+    def __getitem__(self, key: tuple[NodeId, str]) -> Array:
+        self._arrived(key)
+        return super().__getitem__(key)
+
+    def get(self, key: tuple[NodeId, str], default: Any = None) -> Any:
+        """Returns an array, or `default` where the node has not given it."""
+        self._arrived(key)
+        return super().get(key, default)
+
+    def settle(self) -> None:
+        """Waits for everything."""
+        for key in list(self._coming):
+            self._arrived(key)
+
+    def _arrived(self, key: tuple[NodeId, str]) -> None:
+        array = self._coming.pop(key, None)
+        if array is not None:
+            began = time.monotonic()
+            self[key] = array.result()
+            waited_s = self.waited_s.get(key[0], 0.0) + time.monotonic() - began
+            self.waited_s[key[0]] = waited_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -384,6 +432,7 @@ class StepBatch:
         number: Number of the step in its stage, from 1.
         sets: Sets of samples, by the node that made each.
         values: Arrays by (node, field).
+        refs: References to sequences that were put, by what `BatchProgram` knows them by.
         updates: The optimizer steps of each update node, in order.
         terms: Terms of a sum of losses, while its last one has not run.
         kl_coefficients: The coefficient that each update node's adaptive penalty had.
@@ -395,7 +444,8 @@ class StepBatch:
 
     number: int = 1
     sets: dict[NodeId, SampleSet] = field(default_factory=dict)
-    values: dict[tuple[NodeId, str], Array] = field(default_factory=dict)
+    values: StepValues = field(default_factory=StepValues)
+    refs: dict[tuple[int, bool], DataRef[SequenceBatch]] = field(default_factory=dict)
     updates: dict[NodeId, list[OptimizerStep]] = field(default_factory=dict)
     terms: list[Term] = field(default_factory=list)
     kl_coefficients: dict[NodeId, float] = field(default_factory=dict)

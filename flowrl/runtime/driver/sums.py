@@ -13,17 +13,18 @@ from flowrl.backend.batch import TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.runtime.driver.batch_nodes import split_groups
 from flowrl.runtime.driver.payloads import Term
+from flowrl.runtime.groups import DataRef
 
 __all__ = ["aligned", "merged"]
 
 
-def aligned(terms: Sequence[Term]) -> list[list[tuple[TrainBatch, UpdateSpec]]]:
+def aligned(terms: Sequence[Term]) -> list[list[tuple[DataRef[TrainBatch], UpdateSpec]]]:
     """Returns the batches of each optimizer update, one of every term.
 
     There are as many as the smallest set has mini-batches, and the others are cut into as many.
     """
     count = min(len(term.spec.mini_batches) for term in terms)
-    cuts = [split_groups(term.batch.sequences.groups.tolist(), count) for term in terms]
+    cuts = [split_groups(term.groups.tolist(), count) for term in terms]
     return [
         [
             (term.batch, replace(term.spec, mini_batches=(rows[update],)))

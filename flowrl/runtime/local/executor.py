@@ -14,10 +14,12 @@ from flowrl.ids import EngineId, RoleName
 from flowrl.plan.schema import Placement
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.groups import LocalGroup
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.local.engine_restarts import RestartableEngine
+from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.scoring.pool import ScoringPool
+from flowrl.runtime.trainers import Trainer
 from flowrl.runtime.workers import PolicyWorker, require
 
 __all__ = ["LocalExecutor"]
@@ -38,17 +40,15 @@ class LocalExecutor:
     ) -> PolicyWorker:
         """See `Executor`."""
         plugin = require(placement.backend, Service.TRAIN, placement.role)
-        train = plugin.open_train(context)
-        shared = generates and plugin.capabilities.shares_weights
-        worker = PolicyWorker(
-            role=context.role, context=context, train=train, generate=None, shared=shared
-        )
         if generates:
             require(placement.backend, Service.GENERATE, placement.role)
-            worker.generate = RestartableEngine(
-                lambda: plugin.open_generate(context, train if shared else None), worker.serve
-            )
-        return worker
+        train = plugin.open_train(context)
+        return PolicyWorker(
+            role=context.role,
+            context=context,
+            train=Trainer(LocalGroup([train])),
+            generate=EngineInPlace(plugin, context, train) if generates else None,
+        )
 
     def open_fleet(
         self,

@@ -160,7 +160,7 @@ class OpenPolicies:
             [engine_id(role, number) for number in range(engines.processes)],
             self._placements[role].backend,
             worker.context,
-            export=worker.train.export,
+            export=lambda folder: worker.train.export(folder).result(),
             fallback=self._folder / "sync",
             # The run itself gives up after that time; an engine is restarted earlier.
             silence_s=self._config.runtime.stall_timeout_s / 2,
@@ -224,36 +224,32 @@ class OpenPolicies:
         for role in {role_of(node): None for node in stage.graph.of_op(Op.UPDATE)}:
             options = self._config.optimizer_of(role, train)
             num_updates = due[role] * train.mini_batches
-            self._lasting[role].train.begin(AdamW(**options.model_dump()), num_updates)
+            self._lasting[role].train.begin(AdamW(**options.model_dump()), num_updates).result()
 
     # Weights on their way
 
     def publish(self, role: RoleName) -> None:
         """Serves a role's weights to its engine, under the next version."""
         worker = self[role]
-        worker.publish(worker.version + 1, self._folder / "sync" / role)
+        worker.publish(worker.version + 1)
         self._published(worker.engine_id, worker.version)
 
     def refresh(self, role: RoleName, source: RoleName, decay: float = 0.0) -> None:
         """Gives a role the weights that another one has now; with a decay, averages its own."""
         scratch = self._folder / "sync" / role
         self._export(source, scratch)
-        train = self[role].train
-        if decay:
-            train.load(scratch, decay)
-        else:
-            train.load(scratch)
+        self[role].train.load(scratch, decay).result()
         if self[role].generate is not None:
             self.publish(role)
 
     def _export(self, role: RoleName, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder_atomically(folder) as target:
-            self._lasting[role].train.export(target)
+            self._lasting[role].train.export(target).result()
 
     def export(self, role: RoleName, folder: Path) -> None:
         """Writes a role's weights as a Hugging Face folder."""
-        self[role].train.export(folder)
+        self[role].train.export(folder).result()
 
     # Checkpoints
 
@@ -275,11 +271,14 @@ class OpenPolicies:
 
     def save(self, folder: Path) -> None:
         """Has every worker whose weights change write its state into `folder/ROLE`."""
+        writing = []
         for role, worker in self._saved().items():
             if self._changes(role):
                 target = folder / role
                 target.mkdir()
-                worker.train.save(target)
+                writing.append(worker.train.save(target))
+        for written in writing:
+            written.result()
 
     def _changes(self, role: RoleName) -> bool:
         """True if the weights of a role may differ from those of its model's folder."""
@@ -294,9 +293,9 @@ class OpenPolicies:
                 f"the checkpoint holds no version of role {role!r}", where=str(checkpoint.path)
             )
         if self._changes(role):
-            worker.train.restore(checkpoint.path / role)
+            worker.train.restore(checkpoint.path / role).result()
         if worker.generate is not None:
-            worker.publish(version, self._folder / "sync" / role)
+            worker.publish(version)
         # The next publication gets the number that it would have got without the stop.
         worker.stale = role in stale
 

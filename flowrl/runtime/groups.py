@@ -1,0 +1,178 @@
+"""Groups of workers that do a role's work together, and batches that calls name instead of holding.
+
+    ref = group.put(batch)                       # once, however many calls name it
+    future = group.call("logprobs", ref, 1.0, dispatch=Dispatch.ROWS)
+    future.result()
+
+Each worker makes its calls in the order of sending. Calls of this process are made at once, so
+their futures are done. Elsewhere (`flowrl.runtime.ray`) they go on while the caller does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from flowrl.backend.batch import Ints, SequenceBatch, TrainBatch
+
+__all__ = ["DataRef", "Dispatch", "LocalGroup", "WorkerGroup", "resolved"]
+
+T = TypeVar("T")
+
+
+class Dispatch(StrEnum):
+    """Which workers of a group make a call, and with which rows of the batches that it names."""
+
+    ONE = "one"
+    """The first worker alone."""
+
+    ALL = "all"
+    """Every worker, with the same arguments; the result is the first one's."""
+
+    ROWS = "rows"
+    """Every worker, with its share of the rows; the results, one a row or token, are joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRef(Generic[T]):
+    """A batch that was put where workers find it.
+
+    Attributes:
+        handle: The batch itself in this process, or what stands for it elsewhere.
+        lengths: int64 `[N]`, tokens of each sample.
+        rows: The samples that are meant, in order; None for all of them.
+    """
+
+    handle: object
+    lengths: Ints
+    rows: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths) if self.rows is None else len(self.rows)
+
+    def select(self, rows: Sequence[int]) -> DataRef[T]:
+        """Names some of the samples; nothing is copied."""
+        named = rows if self.rows is None else [self.rows[row] for row in rows]
+        return replace(self, rows=tuple(named))
+
+
+def resolved(argument: object, get: Callable[[object], object]) -> object:
+    """Returns the argument of a call with the batches that it names.
+
+    Args:
+        get: Returns what a handle stands for.
+    """
+    if isinstance(argument, list | tuple):
+        return [resolved(each, get) for each in argument]
+    if not isinstance(argument, DataRef):
+        return argument
+    batch = get(argument.handle)
+    if isinstance(batch, TrainBatch) and isinstance(batch.sequences, DataRef):
+        sequences = resolved(batch.sequences, get)
+        assert isinstance(sequences, SequenceBatch)
+        batch = replace(batch, sequences=sequences)
+    if argument.rows is None:
+        return batch
+    assert isinstance(batch, SequenceBatch | TrainBatch)
+    return batch.select(argument.rows)
+
+
+class WorkerGroup:
+    """See the module.
+
+    Args:
+        size: Workers. Each is a data-parallel rank.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def put(self, batch: SequenceBatch | TrainBatch) -> DataRef[Any]:
+        """Puts a batch where every worker finds it.
+
+        The sequences of a `TrainBatch` may be the reference to sequences that were put before.
+        """
+        sequences: SequenceBatch | DataRef[Any] = (
+            batch if isinstance(batch, SequenceBatch) else batch.sequences
+        )
+        return DataRef(handle=self._put(batch), lengths=sequences.lengths)
+
+    def call(self, method: str, *arguments: object, dispatch: Dispatch) -> Future[Any]:
+        """Has workers call a method; returns at once."""
+        if self.size == 1 or dispatch is Dispatch.ONE:
+            return self._ask(0, method, arguments)
+        if dispatch is Dispatch.ALL:
+            return _first([self._ask(rank, method, arguments) for rank in range(self.size)])
+        return _joined(
+            [
+                self._ask(rank, method, [self._share(each, rank) for each in arguments])
+                for rank in range(self.size)
+            ]
+        )
+
+    def _share(self, argument: object, rank: int) -> object:
+        if not isinstance(argument, DataRef):
+            return argument
+        return argument.select(np.array_split(np.arange(len(argument)), self.size)[rank].tolist())
+
+    def _put(self, batch: SequenceBatch | TrainBatch) -> object:
+        raise NotImplementedError
+
+    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the workers; idempotent."""
+        raise NotImplementedError
+
+
+class LocalGroup(WorkerGroup):
+    """Workers that are objects of this process; a call's error is raised by the call."""
+
+    def __init__(self, workers: Sequence[Any]) -> None:
+        super().__init__(len(workers))
+        self._workers = workers
+
+    def _put(self, batch: SequenceBatch | TrainBatch) -> object:
+        return batch
+
+    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+        found = [resolved(argument, lambda handle: handle) for argument in arguments]
+        future: Future[Any] = Future()
+        future.set_result(getattr(self._workers[rank], method)(*found))
+        return future
+
+    def close(self) -> None:
+        """See `WorkerGroup`."""
+        for worker in self._workers:
+            worker.close()
+
+
+def _first(futures: Sequence[Future[Any]]) -> Future[Any]:
+    return _gathered(futures, lambda results: results[0])
+
+
+def _joined(futures: Sequence[Future[Any]]) -> Future[Any]:
+    return _gathered(futures, np.concatenate)
+
+
+def _gathered(futures: Sequence[Future[Any]], join: Callable[[list[Any]], object]) -> Future[Any]:
+    """Returns a future of all results, or of the error of the first worker that raised one."""
+    gathered: Future[Any] = Future()
+
+    def done(_: Future[Any]) -> None:
+        if not all(future.done() for future in futures) or gathered.done():
+            return
+        try:
+            gathered.set_result(join([future.result() for future in futures]))
+        except BaseException as error:
+            gathered.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(done)
+    return gathered
