@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -72,10 +72,8 @@ def resolved(argument: object, get: Callable[[object], object]) -> object:
     if not isinstance(argument, DataRef):
         return argument
     batch = get(argument.handle)
-    if isinstance(batch, TrainBatch) and isinstance(batch.sequences, DataRef):
-        sequences = resolved(batch.sequences, get)
-        assert isinstance(sequences, SequenceBatch)
-        batch = replace(batch, sequences=sequences)
+    if isinstance(batch, TrainBatch):
+        batch = replace(batch, sequences=cast(SequenceBatch, resolved(batch.sequences, get)))
     if argument.rows is None:
         return batch
     assert isinstance(batch, SequenceBatch | TrainBatch)

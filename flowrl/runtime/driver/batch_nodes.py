@@ -93,7 +93,7 @@ class NodeInputs:
 
     def read(self, source: NodeId, field: str) -> Array:
         """Returns a node's field as an array of that node's set."""
-        found = self._step.values.get((source, field))
+        found = self._step.values.find(source, field)
         if found is None and field in OF_SEQUENCES:
             sequences = self._step.sets[self._parts.made[source]].sequences
             found = getattr(sequences, field)

@@ -98,7 +98,7 @@ def _piece(
 ) -> Array:
     """Returns the values of one part; those that the program says where the part has none."""
     # A node that had no samples to work on has left no values either.
-    values = None if edge is None else step.values.get((edge.src, field.name))
+    values = None if edge is None else step.values.find(edge.src, field.name)
     if values is not None:
         return values
     size = len(samples.sequences.tokens) if field.unit is Unit.TOKENS else len(samples)

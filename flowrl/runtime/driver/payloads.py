@@ -405,10 +405,10 @@ class StepValues(dict[tuple[NodeId, str], Array]):
         self._arrived(key)
         return super().__getitem__(key)
 
-    def get(self, key: tuple[NodeId, str], default: Any = None) -> Any:
-        """Returns an array, or `default` where the node has not given it."""
-        self._arrived(key)
-        return super().get(key, default)
+    def find(self, node: NodeId, field: str) -> Array | None:
+        """Returns an array; None where the node has not given it."""
+        self._arrived((node, field))
+        return super().get((node, field))
 
     def settle(self) -> None:
         """Waits for everything."""

@@ -144,7 +144,7 @@ class StepReport:
             node = self._scored_later.get(rollout.part.node.id)
             if node is None:
                 continue
-            values = step.values.get((node.id, "score"))
+            values = step.values.find(node.id, "score")
             if values is not None:
                 payloads = step.sets[self._parts.made[node.id]].payloads
                 for payload, score in zip(payloads, values.tolist(), strict=True):
@@ -406,9 +406,9 @@ class StepReport:
 
     def _scores_of(self, node: Node, step: StepBatch) -> Array | None:
         """Returns `[N]`, scores of a node or sums of its rewards; None if it did not run."""
-        rewards = step.values.get((node.id, TOKEN_REWARD.name))
+        rewards = step.values.find(node.id, TOKEN_REWARD.name)
         if rewards is None:
-            return step.values.get((node.id, SCORE.name))
+            return step.values.find(node.id, SCORE.name)
         starts = step.sets[self._parts.made[node.id]].sequences.offsets[:-1]
         return np.add.reduceat(np.asarray(rewards, np.float64), starts)
 
@@ -416,7 +416,7 @@ class StepReport:
         """Returns the share of a rollout's responses in which a map found no number."""
         found: dict[str, float] = {}
         for node in self._parts.graph.of_op(Op.MAP):
-            stated = step.values.get((node.id, "parsed"))
+            stated = step.values.find(node.id, "parsed")
             if stated is None or not len(stated) or not isinstance(node.attr("spec"), Parse):
                 continue
             if self._parts.origin(node.id) == rollout.part.node.id:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -41,6 +40,5 @@ class EngineInPlace(RestartableEngine):
             folder = folders.new(self._version)
             self._train.export(folder)
             engine.publish(self._version, folder)
-            shutil.rmtree(folder)
         finally:
             folders.close()
