@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.config.load import LoadedConfig
@@ -24,8 +24,8 @@ __all__ = ["LoweredStage", "lower", "lower_stages", "sampling_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoweredStage:
-    """A stage before it is planned.
+class TracedStage:
+    """A stage whose program is bound to its roles and traced.
 
     Attributes:
         name: Its name in the config.
@@ -33,9 +33,6 @@ class LoweredStage:
         config: Its section of the config.
         workflow: The program, bound to its roles.
         traced: The graph of the program; sizes that it leaves to the config are None there.
-        context: The settings that it is lowered with.
-        graph: The lowered graph, with every size filled in.
-        decisions: The choices of the passes, for the plan.
     """
 
     name: str
@@ -43,6 +40,18 @@ class LoweredStage:
     config: StageConfig
     workflow: Workflow
     traced: Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredStage(TracedStage):
+    """A stage before it is planned.
+
+    Attributes:
+        context: The settings that it is lowered with.
+        graph: The lowered graph, with every size filled in.
+        decisions: The choices of the passes, for the plan.
+    """
+
     context: Context
     graph: Graph
     decisions: tuple[Decision, ...] = ()
@@ -63,17 +72,6 @@ def sampling_of(stage: StageConfig) -> Sampling:
     return Sampling(**stage.train.sampling.model_dump())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """The program of a stage, bound and traced."""
-
-    name: str
-    prefix: str
-    config: StageConfig
-    workflow: Workflow
-    traced: Graph
-
-
 def lower_stages(
     loaded: LoadedConfig, role_backends: RoleBackends, given: Workflow | str | None
 ) -> list[LoweredStage]:
@@ -86,13 +84,9 @@ def lower_stages(
         ConfigError, TraceError, GraphError, BackendError: a program, its arguments, its graph or a
             backend is wrong.
     """
-    stages = list(loaded.stage_prefixes())
-    workflows = [
-        _workflow_of(loaded, name, prefix, None if prefix else given) for name, prefix in stages
-    ]
     programs = [
-        _traced(loaded, name, prefix, workflow)
-        for (name, prefix), workflow in zip(stages, workflows, strict=True)
+        _traced(loaded, name, prefix, _workflow_of(loaded, name, prefix, None if prefix else given))
+        for name, prefix in loaded.stage_prefixes()
     ]
     copies = _exact_copies(loaded, [program.traced for program in programs])
     return [_lowered(loaded, program, copies, role_backends) for program in programs]
@@ -117,7 +111,7 @@ def _workflow_of(loaded: LoadedConfig, name: str, prefix: str, given: object) ->
     return load_workflow(name, where=loaded.where("stages"))
 
 
-def _traced(loaded: LoadedConfig, name: str, prefix: str, workflow: Workflow) -> _Program:
+def _traced(loaded: LoadedConfig, name: str, prefix: str, workflow: Workflow) -> TracedStage:
     stage = loaded.config.stage_config(name)
     try:
         workflow = workflow.bind(stage.bind)
@@ -126,7 +120,7 @@ def _traced(loaded: LoadedConfig, name: str, prefix: str, workflow: Workflow) ->
         if error.where is not None and error.where.startswith(("args.", "bind.")):
             error.where = loaded.where(f"{prefix}{error.where}")
         raise
-    return _Program(name=name, prefix=prefix, config=stage, workflow=workflow, traced=traced)
+    return TracedStage(name=name, prefix=prefix, config=stage, workflow=workflow, traced=traced)
 
 
 def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, str]:
@@ -146,7 +140,10 @@ def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, 
 
 
 def _lowered(
-    loaded: LoadedConfig, program: _Program, copies: Mapping[str, str], role_backends: RoleBackends
+    loaded: LoadedConfig,
+    program: TracedStage,
+    copies: Mapping[str, str],
+    role_backends: RoleBackends,
 ) -> LoweredStage:
     context = _context(loaded, program, copies, role_backends)
     decisions: list[Decision] = []
@@ -158,20 +155,15 @@ def _lowered(
     graph = run_passes(program.traced, context, observer=note)
     decisions += decisions_on_old_logprobs(graph, context)
     decisions += decisions_on_sums(graph)
-    return LoweredStage(
-        name=program.name,
-        prefix=program.prefix,
-        config=program.config,
-        workflow=program.workflow,
-        traced=program.traced,
-        context=context,
-        graph=graph,
-        decisions=tuple(decisions),
-    )
+    traced = {field.name: getattr(program, field.name) for field in fields(program)}
+    return LoweredStage(**traced, context=context, graph=graph, decisions=tuple(decisions))
 
 
 def _context(
-    loaded: LoadedConfig, program: _Program, copies: Mapping[str, str], role_backends: RoleBackends
+    loaded: LoadedConfig,
+    program: TracedStage,
+    copies: Mapping[str, str],
+    role_backends: RoleBackends,
 ) -> Context:
     config, algorithm, train = loaded.config, loaded.config.algorithm, program.config.train
     # A role that the config does not name is refused after lowering, if it is still there then.
@@ -198,7 +190,7 @@ def _context(
     )
 
 
-def _staleness(loaded: LoadedConfig, program: _Program, configured: int) -> int:
+def _staleness(loaded: LoadedConfig, program: TracedStage, configured: int) -> int:
     """Returns the bound that the program declares, or else that of the config."""
     declared = program.workflow.max_staleness
     if declared is None:

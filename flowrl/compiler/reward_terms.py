@@ -152,24 +152,22 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
         number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
         solution=train and bool(kinds & {"examples", "pairs"}),
         rejected="pairs" in kinds,
-        fields=_mapped_fields(graphs) if train else _split_fields(graphs),
+        fields=_fields_read(graphs, train=train),
     )
 
 
-def _mapped_fields(graphs: Sequence[Graph]) -> tuple[str, ...]:
-    """Returns the fields of rows that maps and splits read, by their paths."""
-    specs = [node.attr("spec") for graph in graphs for node in graph.of_op(Op.MAP, Op.WHERE)]
+def _fields_read(graphs: Sequence[Graph], *, train: bool) -> tuple[str, ...]:
+    """Returns the paths of the fields of rows that maps read, and that splits read.
+
+    Held-out prompts are split too; maps and splits of samples are of training rows.
+    """
+    nodes = [node for graph in graphs for node in graph.of_op(Op.MAP, Op.WHERE)]
+    held_out = [node for node in nodes if node.op is Op.WHERE and "prompts" in node.inputs]
+    specs = [node.attr("spec") for node in (nodes if train else held_out)]
     keys = [key for spec in specs if isinstance(spec, MapSpec) for key in spec.reads]
     paths = [key.removeprefix(ROW_PREFIX) for key in keys if key.startswith(ROW_PREFIX)]
     paths += [spec.field for spec in specs if isinstance(spec, RowCondition)]
     return tuple(dict.fromkeys(paths))
-
-
-def _split_fields(graphs: Sequence[Graph]) -> tuple[str, ...]:
-    """Returns the fields of rows by which prompts are split: held-out ones are too."""
-    splits = (n for graph in graphs for n in graph.of_op(Op.WHERE) if "prompts" in n.inputs)
-    specs = [node.attr("spec") for node in splits]
-    return tuple(dict.fromkeys(spec.field for spec in specs if isinstance(spec, RowCondition)))
 
 
 def _scoring_terms(

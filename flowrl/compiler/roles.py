@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from operator import attrgetter
 
 from flowrl.backend.plugin import Capabilities, Head, Service
 from flowrl.backend.registry import available
@@ -57,7 +58,6 @@ def check_roles(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> 
             _check_backend(role_backends, stage, name, kind)
             _check_copy(role_backends, stage, name, kinds)
         for problem in (
-            *_grammars(role_backends, stage),
             *_abilities(role_backends, stage),
             *_meetings(stage, role_backends, readers),
         ):
@@ -207,53 +207,46 @@ def _check_copy(
         )
 
 
-def _grammars(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
-    for node in stage.graph.of_op(Op.GENERATE):
-        grammar = node.attr("grammar")
-        if not isinstance(grammar, Grammar) or node.role is None:
-            continue
-        kind, known = grammar.kind, role_backends.plugin(node.role).capabilities.grammars
-        if kind not in known:
-            backend = role_backends.roles[node.role].backend
-            yield node_error(
-                node,
-                f"{node.id} holds its tokens to a grammar ({kind}), which backend {backend!r} "
-                "cannot",
-                found=f"it holds {', '.join(sorted(known)) or 'no grammars'}",
-                expected=f"roles.{node.role}.backend that holds {kind}: " + _with_grammar(kind),
-            )
-
-
 def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
-    """Yields syncs and sums that ask a trainer for what its backend does not declare."""
-    for node in stage.graph.of_op(Op.SYNC, Op.UPDATE):
+    """Yields nodes that ask an engine or a trainer for what its backend does not declare."""
+    for node in stage.graph.of_op(Op.GENERATE, Op.SYNC, Op.UPDATE):
+        grammar = node.attr("grammar")
+        kind = grammar.kind if isinstance(grammar, Grammar) else None
         edge = stage.graph.feeding(node.id, "weights")
         source = None if edge is None else stage.graph.node(edge.src).role
-        for role, ability, what in (
-            (node.role, "average" if node.attr("decay") else None, "average weights (decay=)"),
-            (source, "reset" if node.attr("reset_optimizer") else None, "reset an optimizer"),
-            (node.role, "sum" if node.attr("sum") else None, "learn from a sum (fl.sum)"),
+        average = "average" if node.attr("decay") else None
+        reset = "reset" if node.attr("reset_optimizer") else None
+        summed = "sum" if node.attr("sum") else None
+        for role, ability, what, declared in (
+            (node.role, kind, f"hold its tokens to a grammar ({kind})", _GRAMMARS),
+            (node.role, average, "average weights (decay=)", _UPDATES),
+            (source, reset, "reset an optimizer", _UPDATES),
+            (node.role, summed, "learn from a sum (fl.sum)", _UPDATES),
         ):
             if role is None or ability is None:
                 continue
-            known = role_backends.plugin(role).capabilities.updates
+            known = declared(role_backends.plugin(role).capabilities)
             if ability not in known:
                 yield node_error(
                     node,
                     f"{node.id} asks {role} to {what}, which backend "
                     f"{role_backends.roles[role].backend!r} cannot",
                     found=f"it can {', '.join(sorted(known)) or 'do no such thing'}",
-                    expected=f"roles.{role}.backend that can {ability}: "
-                    + _backends(partial(_can, ability)),
+                    expected=f"roles.{role}.backend that declares {ability}: "
+                    + _backends(partial(_can, ability, declared)),
                 )
 
 
-def _can(ability: str, capabilities: Capabilities) -> bool:
-    return ability in capabilities.updates
+_GRAMMARS: Callable[[Capabilities], Collection[str]] = attrgetter("grammars")
+_UPDATES: Callable[[Capabilities], Collection[str]] = attrgetter("updates")
 
 
-def _with_grammar(kind: str) -> str:
-    return _backends(lambda capabilities: kind in capabilities.grammars)
+def _can(
+    ability: str,
+    declared: Callable[[Capabilities], Collection[str]],
+    capabilities: Capabilities,
+) -> bool:
+    return ability in declared(capabilities)
 
 
 def _meetings(

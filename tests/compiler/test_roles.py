@@ -282,12 +282,13 @@ def test_a_grammar_needs_a_backend_that_holds_it(monkeypatch):
     settings["train"]["truncated"] = "ignore"
     torch_with(monkeypatch, grammars=frozenset())
     error = refused(programs.constrained, settings)
-    assert "actor.generate holds its tokens to a grammar (regex), which backend 'torch'" in (
-        error.what
+    assert (
+        "actor.generate asks actor to hold its tokens to a grammar (regex), which backend 'torch'"
+        in (error.what)
     )
     assert line_of('fl.grammar.regex("[0-9]+")') in error.where
-    assert error.found == "it holds no grammars"
-    assert error.expected == "roles.actor.backend that holds regex: none is installed"
+    assert error.found == "it can do no such thing"
+    assert error.expected == "roles.actor.backend that declares regex: none is installed"
 
 
 @pytest.mark.parametrize(
