@@ -51,24 +51,20 @@ from arguments import json_file
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
 from flowrl.files import write_result
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, group_id, sample_id
-from flowrl.rollout import (
-    Abort,
-    Action,
+from flowrl.rollout.actions import Abort, Action, Deliver, Score, Submit
+from flowrl.rollout.events import (
     BatchAsked,
-    Deliver,
     EngineJoined,
     Event,
     Progressed,
     PromptsOffered,
-    RolloutScheduler,
     SampleEnd,
     SamplesFinished,
     SamplesScored,
-    SchedulerSettings,
-    Score,
-    Submit,
 )
 from flowrl.rollout.policies import FirstOffered, LongestFirst, OrderPolicy
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import Sampling
 from flowrl_backends.torch.engine import TorchEngine
 

@@ -35,27 +35,27 @@ from pathlib import Path
 from arguments import json_file
 from flowrl.files import write_result
 from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
-from flowrl.rollout import (
+from flowrl.rollout.actions import (
     Abort,
-    BatchAsked,
     ContinueEngine,
     Deliver,
     Dispatch,
-    EngineJoined,
-    Event,
-    GroupsJudged,
     Judge,
     NeedPrompts,
     PauseEngine,
+    Score,
+    Submit,
+)
+from flowrl.rollout.events import (
+    BatchAsked,
+    EngineJoined,
+    Event,
+    GroupsJudged,
     Progressed,
     PromptsOffered,
-    RolloutScheduler,
     SampleEnd,
     SamplesFinished,
     SamplesScored,
-    SchedulerSettings,
-    Score,
-    Submit,
     WeightsPublished,
 )
 from flowrl.rollout.policies import (
@@ -67,6 +67,8 @@ from flowrl.rollout.policies import (
     RepackTail,
     WeightedShares,
 )
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import FinishReason
 
 GROUP_SIZE = 8

@@ -23,7 +23,6 @@ from statistics import mean
 from typing import Any
 
 from flowrl.files import require_writable
-from flowrl.rollout import SchedulerSettings
 from flowrl.rollout.policies import (
     AbortRunning,
     AgeBudget,
@@ -32,6 +31,7 @@ from flowrl.rollout.policies import (
     OverSampling,
     RepackTail,
 )
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel

@@ -40,7 +40,7 @@ from typing import Any
 
 from flowrl.files import require_writable
 from flowrl.observe.run_folder import RunFolder
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.compare import rest_s
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Lognormal

@@ -20,7 +20,8 @@ from typing import Any
 
 from flowrl.config.schema import TrainConfig
 from flowrl.errors import ConfigError, SchedulerError
-from flowrl.rollout import SchedulerSettings, policies
+from flowrl.rollout import policies
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs.base import Scalar, Spec
 from flowrl.wording import listing, one_of_them
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from flowrl.ids import GroupId, SampleId, sample_id
-from flowrl.rollout import Deliver, Event, GroupsJudged, SamplesScored
+from flowrl.rollout.actions import Deliver
+from flowrl.rollout.events import Event, GroupsJudged, SamplesScored
 from flowrl.rollout.states import Group, GroupPhase
 from flowrl.sim.batch import Batch
 from flowrl.sim.workload import GroupDraw

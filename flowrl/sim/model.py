@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape

@@ -1,6 +1,6 @@
 """One rollout of a simulated stage: the real scheduler, with simulated engines and scorers.
 
-The scheduler is `flowrl.rollout.RolloutScheduler`, as executors have it. This module tells it what
+The scheduler is `flowrl.rollout.scheduler.RolloutScheduler`, as executors have it. This module tells it what
 happened and does what it asks, on a virtual clock:
 
     offer -> [Submit] -> engines -> SamplesFinished -> [Score] -> scorers -> SamplesScored ->
@@ -20,14 +20,24 @@ from typing import assert_never
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId, group_id
-from flowrl.rollout import (
+from flowrl.rollout.actions import (
     Abort,
     Action,
-    BatchAsked,
     ContinueEngine,
-    DeadlineReached,
     Deliver,
     Drop,
+    Judge,
+    NeedPrompts,
+    PauseEngine,
+    ReleaseEngine,
+    Score,
+    Submit,
+    UpdateEngine,
+    Wake,
+)
+from flowrl.rollout.events import (
+    BatchAsked,
+    DeadlineReached,
     EngineJoined,
     EngineLost,
     EngineUpdated,
@@ -35,26 +45,18 @@ from flowrl.rollout import (
     GroupsJudged,
     HeartbeatLost,
     HeartbeatSeen,
-    Judge,
-    NeedPrompts,
-    PauseEngine,
     Progressed,
     PromptsOffered,
-    ReleaseEngine,
     RewardFailed,
-    RolloutScheduler,
     SampleEnd,
     SampleFailed,
     SamplesFinished,
     SamplesScored,
-    SchedulerSettings,
-    Score,
     StopAsked,
-    Submit,
-    UpdateEngine,
-    Wake,
     WeightsPublished,
 )
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.batch import Batch
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import HostCost

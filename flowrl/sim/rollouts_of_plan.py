@@ -14,7 +14,7 @@ from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.graph.sample_sets import JOINS, SUBSETS, answered_prompts, parents_of
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.model import ChildPrompt, EnvironmentModel, RolloutModel, ScorerModel
 from flowrl.sim.scorers import ScoreTimes

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from flowrl.errors import ConfigError, SchedulerError
 from flowrl.ids import EngineId, SampleId
-from flowrl.rollout import Counts
+from flowrl.rollout.states import Counts
 from flowrl.sim.batch import Batch, step_row
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import HostCost

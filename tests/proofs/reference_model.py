@@ -16,23 +16,23 @@ from dataclasses import dataclass, field, fields
 from typing import assert_never
 
 from flowrl.ids import EngineId, GroupId, SampleId, sample_id
-from flowrl.rollout import (
+from flowrl.rollout.actions import (
     Abort,
     Action,
     ContinueEngine,
-    Counts,
     Deliver,
     Drop,
     Judge,
     NeedPrompts,
     PauseEngine,
     ReleaseEngine,
-    SchedulerSettings,
     Score,
     Submit,
     UpdateEngine,
     Wake,
 )
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import Counts
 from tests.proofs.starvation_rules import is_there
 
 __all__ = ["INVARIANTS", "Attempt", "EngineTruth", "ReferenceModel", "Violation"]

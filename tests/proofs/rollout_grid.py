@@ -38,7 +38,7 @@ from flowrl.cost.lengths import Lengths, lognormal_before_cut
 from flowrl.cost.models import ModelShape
 from flowrl.cost.occupancy import reserve_tokens
 from flowrl.files import write_result
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel

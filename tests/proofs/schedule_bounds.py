@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel

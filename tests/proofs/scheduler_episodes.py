@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.journal import read_journal, replay
 from flowrl.rollout.policies import (
     AbortRunning,
@@ -42,6 +41,8 @@ from flowrl.rollout.policies import (
     WaitForStragglers,
     WeightedShares,
 )
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from tests.proofs.reference_model import Violation
 from tests.proofs.scheduler_faults import FAULTS
 from tests.proofs.scheduler_moves import ORDINARY

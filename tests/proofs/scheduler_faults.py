@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from flowrl.ids import EngineId, GroupId, SampleId
-from flowrl.rollout import (
+from flowrl.rollout.events import (
     AbortAsked,
     DeadlineReached,
     EngineLost,
@@ -19,12 +19,12 @@ from flowrl.rollout import (
     Progressed,
     Resumed,
     RewardFailed,
-    RolloutScheduler,
     SampleEnd,
     SampleFailed,
     SamplesFinished,
     SamplesScored,
 )
+from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.specs import FinishReason
 from tests.proofs.reference_model import Attempt
 from tests.proofs.scheduler_moves import Move, pick

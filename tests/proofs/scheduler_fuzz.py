@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 
 from benchmarks.arguments import at_least_one
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from tests.proofs.reference_model import INVARIANTS
 from tests.proofs.scheduler_episodes import Episode, draw_episode, play, without_validator
 from tests.proofs.scheduler_faults import FAULTS

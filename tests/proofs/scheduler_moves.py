@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 from flowrl.ids import EngineId
-from flowrl.rollout import (
+from flowrl.rollout.events import (
     BatchAsked,
     DeadlineReached,
     EngineCapacityChanged,

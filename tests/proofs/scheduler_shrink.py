@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from tests.proofs.reference_model import Violation
 from tests.proofs.scheduler_episodes import Episode, play
 

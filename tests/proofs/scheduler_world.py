@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from flowrl.ids import EngineId, GroupId, SampleId, group_id
-from flowrl.rollout import (
-    Action,
+from flowrl.rollout.actions import Action, Submit
+from flowrl.rollout.events import (
     BatchAsked,
     DeadlineReached,
     EngineContinueAsked,
@@ -30,18 +30,17 @@ from flowrl.rollout import (
     GroupsJudged,
     Progressed,
     PromptsOffered,
-    RolloutScheduler,
     SampleEnd,
     SamplesFinished,
     SamplesScored,
-    SchedulerSettings,
-    State,
     StopAsked,
-    Submit,
-    Transition,
     WeightsPublished,
 )
 from flowrl.rollout.journal import JournalWriter
+from flowrl.rollout.machine import Transition
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import State
 from flowrl.specs import FinishReason
 from tests.proofs.reference_model import Attempt, EngineTruth, ReferenceModel, Violation
 from tests.proofs.starvation_rules import check_nothing_waits

@@ -6,15 +6,17 @@ import random
 
 import pytest
 
-from flowrl.rollout import TRANSITIONS, SchedulerSettings, State, batches, lifecycle
+from flowrl.rollout import batches, lifecycle
 from flowrl.rollout.admission import AdmissionQueue
 from flowrl.rollout.batches import ByDeadline, OfferOrder
 from flowrl.rollout.fleet import Fleet
 from flowrl.rollout.lifecycle import Lifecycle
+from flowrl.rollout.machine import TRANSITIONS
 from flowrl.rollout.placement import Placement
 from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.state import SchedulerState, Timers, write_state
-from flowrl.rollout.states import DropReason
+from flowrl.rollout.states import DropReason, State
 from tests.proofs.reference_model import ReferenceModel, Violation
 from tests.proofs.scheduler_episodes import draw_episode, play, without_validator
 from tests.proofs.scheduler_fuzz import Tally, fuzz, main

@@ -9,21 +9,20 @@ from typing import Any, TypeVar
 import pytest
 
 from flowrl.ids import EngineId, GroupId, SampleId
-from flowrl.rollout import (
-    Action,
+from flowrl.rollout.actions import Action, Submit
+from flowrl.rollout.events import (
     DeadlineReached,
     EngineJoined,
     Event,
     PromptsOffered,
-    RolloutScheduler,
     SampleEnd,
     SamplesFinished,
     SamplesScored,
-    SchedulerSettings,
-    Submit,
-    Transition,
 )
+from flowrl.rollout.machine import Transition
 from flowrl.rollout.placement import in_order
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import FinishReason
 
 A = TypeVar("A")

@@ -9,15 +9,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from flowrl.ids import group_id
-from flowrl.rollout import (
-    EngineJoined,
-    PromptsOffered,
-    RolloutScheduler,
-    SampleEnd,
-    SamplesFinished,
-    SchedulerSettings,
-    Submit,
-)
+from flowrl.rollout.actions import Submit
+from flowrl.rollout.events import EngineJoined, PromptsOffered, SampleEnd, SamplesFinished
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import FinishReason
 from tests.proofs.scheduler_episodes import MOVES, Rates, draw_episode, draw_settings, play
 from tests.proofs.scheduler_fuzz import Failure, Tally

@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
-    BatchAsked,
-    Deliver,
-    GroupsJudged,
-    NeedPrompts,
-    Resumed,
-    SampleFailed,
-    SchedulerSettings,
-    WeightsPublished,
-)
+from flowrl.rollout.actions import Deliver, NeedPrompts
+from flowrl.rollout.events import BatchAsked, GroupsJudged, Resumed, SampleFailed, WeightsPublished
 from flowrl.rollout.policies import AgeBudget, OverSampling, Retries
+from flowrl.rollout.settings import SchedulerSettings
 
 
 def groups(*numbers):

@@ -5,22 +5,18 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
-    Abort,
+from flowrl.rollout.actions import Abort, Deliver, DeliveredGroup, Judge, NeedPrompts
+from flowrl.rollout.batches import OfferOrder
+from flowrl.rollout.events import (
     BatchAsked,
-    Deliver,
-    DeliveredGroup,
     EngineLost,
     GroupsJudged,
-    Judge,
-    NeedPrompts,
     Resumed,
     RewardFailed,
     SampleFailed,
     StopAsked,
     WeightsPublished,
 )
-from flowrl.rollout.batches import OfferOrder
 from flowrl.rollout.policies import Retries
 from flowrl.rollout.states import Group, GroupPhase
 

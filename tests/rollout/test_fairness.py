@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import BatchAsked, NeedPrompts, SamplesFinished, WeightsPublished
+from flowrl.rollout.actions import NeedPrompts
+from flowrl.rollout.events import BatchAsked, SamplesFinished, WeightsPublished
 from flowrl.rollout.policies import AgeBudget, LongestFirst, WeightedShares
 from flowrl.rollout.queues import Shares
 

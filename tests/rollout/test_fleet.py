@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
+from flowrl.rollout.actions import (
     Abort,
-    AbortAsked,
     ContinueEngine,
-    DeadlineReached,
     Dispatch,
     Drop,
+    PauseEngine,
+    ReleaseEngine,
+    Submit,
+    Wake,
+)
+from flowrl.rollout.events import (
+    AbortAsked,
+    DeadlineReached,
     EngineCapacityChanged,
     EngineContinueAsked,
     EngineLeaving,
@@ -19,14 +25,10 @@ from flowrl.rollout import (
     EnginePauseAsked,
     HeartbeatLost,
     HeartbeatSeen,
-    PauseEngine,
     Progressed,
-    ReleaseEngine,
     Resumed,
     SampleFailed,
     StopAsked,
-    Submit,
-    Wake,
 )
 from flowrl.rollout.policies import Patience, Quarantine, Retries
 

@@ -16,10 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.ids import EngineId
-from flowrl.rollout import (
-    DeadlineReached,
-    SchedulerSettings,
-)
+from flowrl.rollout.events import DeadlineReached
 from flowrl.rollout.policies import (
     AbortRunning,
     AdmitAll,
@@ -39,6 +36,7 @@ from flowrl.rollout.policies import (
     Retries,
     WeightedShares,
 )
+from flowrl.rollout.settings import SchedulerSettings
 from tests.proofs.scheduler_episodes import CALM, STORMY
 from tests.proofs.scheduler_world import World, WorldRules
 from tests.rollout.exploration import consumed, explore, makespan

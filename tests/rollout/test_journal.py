@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
+from flowrl.rollout.event_history import sample_history
+from flowrl.rollout.events import (
     AbortAsked,
     BatchAsked,
     EngineLost,
     Resumed,
     RewardFailed,
-    RolloutScheduler,
     SampleFailed,
     WeightsPublished,
 )
-from flowrl.rollout.event_history import sample_history
 from flowrl.rollout.journal import (
     JournalWriter,
     event_from_json,
@@ -30,6 +29,7 @@ from flowrl.rollout.journal import (
     replay,
 )
 from flowrl.rollout.policies import AbortRunning, Retries
+from flowrl.rollout.scheduler import RolloutScheduler
 from tests.proofs.scheduler_episodes import STORMY, draw_episode
 from tests.proofs.scheduler_episodes import play as play_episode
 

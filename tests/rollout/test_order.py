@@ -7,13 +7,10 @@ import random
 
 import pytest
 
-from flowrl.rollout import (
-    EngineCapacityChanged,
-    SchedulerSettings,
-    WeightsPublished,
-)
+from flowrl.rollout.events import EngineCapacityChanged, WeightsPublished
 from flowrl.rollout.policies import LongestFirst
 from flowrl.rollout.queues import LengthPredictor, RankedQueue
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import Group, Sample, State
 from tests.rollout.exploration import makespan
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from flowrl.rollout import (
-    Abort,
+from flowrl.rollout.actions import Abort, Deliver, Drop, Judge, Score
+from flowrl.rollout.events import (
     BatchAsked,
-    Deliver,
-    Drop,
     EngineCapacityChanged,
     EngineLost,
     GroupsJudged,
-    Judge,
     RewardFailed,
     SampleFailed,
     SamplesScored,
-    Score,
     WeightsPublished,
 )
 from flowrl.rollout.policies import OverSampling, Retries

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from flowrl.rollout import (
+from flowrl.rollout.actions import Deliver
+from flowrl.rollout.events import (
     BatchAsked,
-    Deliver,
     EngineLost,
     RewardFailed,
     SampleFailed,

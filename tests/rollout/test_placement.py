@@ -8,20 +8,20 @@ from collections import Counter
 import pytest
 
 from flowrl.ids import EngineId, GroupId, SampleId, group_id
-from flowrl.rollout import (
-    Abort,
+from flowrl.rollout.actions import Abort
+from flowrl.rollout.events import (
     AbortAsked,
     EngineCapacityChanged,
     EngineJoined,
     EngineLost,
     Progressed,
     PromptsOffered,
-    RolloutScheduler,
     SampleFailed,
-    SchedulerSettings,
 )
 from flowrl.rollout.placement import Placement
 from flowrl.rollout.policies import LeastLoaded, Retries
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import Engine, Group, Sample
 
 

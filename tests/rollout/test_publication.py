@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flowrl.rollout import (
-    Abort,
+from flowrl.rollout.actions import Abort, Deliver, Dispatch, Submit, UpdateEngine
+from flowrl.rollout.events import (
     BatchAsked,
-    Deliver,
-    Dispatch,
     EngineLost,
     EngineUpdated,
     PromptsOffered,
-    Submit,
-    UpdateEngine,
     WeightsPublished,
 )
 from flowrl.rollout.policies import AbortRunning, FinishRunning, KeepRunning

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
-    BatchAsked,
-    Deliver,
-    GroupsJudged,
-    NeedPrompts,
-    Resumed,
-    SchedulerSettings,
-)
+from flowrl.rollout.actions import Deliver, NeedPrompts
+from flowrl.rollout.events import BatchAsked, GroupsJudged, Resumed
 from flowrl.rollout.policies import AgeBudget, AskByKeepRate, AskMissing
+from flowrl.rollout.settings import SchedulerSettings
 
 
 def needs(actions):

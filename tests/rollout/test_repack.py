@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
-    Abort,
-    ContinueEngine,
-    EngineCapacityChanged,
-    EngineLost,
-    NeedPrompts,
-    PauseEngine,
-)
+from flowrl.rollout.actions import Abort, ContinueEngine, NeedPrompts, PauseEngine
+from flowrl.rollout.events import EngineCapacityChanged, EngineLost
 from flowrl.rollout.policies import AgeBudget, RepackTail
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import (
-    Abort,
+from flowrl.rollout.actions import Abort, Dispatch, Drop, Score, Submit
+from flowrl.rollout.events import (
     AbortAsked,
-    Dispatch,
-    Drop,
     EngineCapacityChanged,
     EngineJoined,
     EngineLost,
@@ -17,17 +15,15 @@ from flowrl.rollout import (
     PromptsOffered,
     Resumed,
     RewardFailed,
-    RolloutScheduler,
     SampleEnd,
     SampleFailed,
     SamplesFinished,
-    SchedulerSettings,
-    Score,
-    State,
     StopAsked,
-    Submit,
 )
 from flowrl.rollout.policies import Retries
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import State
 from flowrl.specs import FinishReason
 
 

@@ -10,25 +10,20 @@ from hypothesis import strategies as st
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, SampleId
-from flowrl.rollout import (
-    LIVE,
-    TERMINAL,
-    TRANSITIONS,
+from flowrl.rollout.actions import Submit
+from flowrl.rollout.admission import OfferedGroups
+from flowrl.rollout.events import (
     AbortAsked,
     BatchAsked,
-    ClosedReason,
-    Counts,
     EngineLost,
     PromptsOffered,
-    RolloutScheduler,
-    SchedulerSettings,
-    State,
-    Submit,
     WeightsPublished,
 )
-from flowrl.rollout.admission import OfferedGroups
+from flowrl.rollout.machine import TRANSITIONS
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.state import TimerKind
-from flowrl.rollout.states import BatchRequest
+from flowrl.rollout.states import LIVE, TERMINAL, BatchRequest, ClosedReason, Counts, State
 from flowrl.rollout.validation import check_state
 
 

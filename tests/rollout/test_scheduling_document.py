@@ -7,8 +7,11 @@ from dataclasses import fields
 from typing import get_args
 
 from flowrl.compiler.scheduling import POLICY_KINDS
-from flowrl.rollout import TERMINAL, TRANSITIONS, Action, ClosedReason, DropReason, Event
+from flowrl.rollout.actions import Action
+from flowrl.rollout.events import Event
+from flowrl.rollout.machine import TRANSITIONS
 from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import TERMINAL, ClosedReason, DropReason
 from tests.proofs.reference_model import INVARIANTS
 
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import BatchAsked, Deliver, SchedulerSettings, WeightsPublished, policies
+from flowrl.rollout import policies
+from flowrl.rollout.actions import Deliver
+from flowrl.rollout.events import BatchAsked, WeightsPublished
 from flowrl.rollout.policies import (
     AbortRunning,
     AgeBudget,
@@ -19,6 +21,7 @@ from flowrl.rollout.policies import (
     WaitForStragglers,
     WeightedShares,
 )
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs.base import Spec
 from tests.proofs.scheduler_episodes import draw_settings
 

@@ -17,8 +17,12 @@ from flowrl.cli import why
 from flowrl.errors import ConfigError, WorkerDied
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
-from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, Score, State, Transition
+from flowrl.rollout.actions import Score
+from flowrl.rollout.events import PromptsOffered, Resumed
 from flowrl.rollout.journal import replay
+from flowrl.rollout.machine import Transition
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.states import State
 from flowrl.runtime.checkpoint.journal import _joined, rollout_journals
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.transfer.weight_folders import WeightFolders

@@ -15,7 +15,8 @@ from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.data import Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import EngineId, RoleName, SampleId
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import PayloadStore
 from flowrl.runtime.driver.rollout_driver import RolloutDriver

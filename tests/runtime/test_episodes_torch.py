@@ -24,7 +24,8 @@ from flowrl.config.roles import CharTokenizer, FreshModel, RoleConfig
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.model_folder import prepare_model_folder
 from flowrl.ids import EngineId, RoleName, SampleId
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
 from flowrl.runtime.driver.rollout_driver import RolloutDriver

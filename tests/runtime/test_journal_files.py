@@ -8,22 +8,22 @@ import pytest
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId, group_id, sample_id
-from flowrl.rollout import (
+from flowrl.rollout.event_history import sample_history
+from flowrl.rollout.events import (
     BatchAsked,
     EngineJoined,
     Event,
     PromptsOffered,
     Resumed,
-    RolloutScheduler,
     SampleEnd,
     SamplesFinished,
     SamplesScored,
-    SchedulerSettings,
-    State,
     WeightsPublished,
 )
-from flowrl.rollout.event_history import sample_history
 from flowrl.rollout.journal import replay
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import State
 from flowrl.runtime.checkpoint.journal import RolloutJournal, RolloutJournals, rollout_journals
 from flowrl.specs import FinishReason
 

@@ -14,7 +14,8 @@ from flowrl.cli import run as command
 from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import read_json_lines
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import GroupRows
 from flowrl.runtime.driver.rollout_driver import RolloutDriver

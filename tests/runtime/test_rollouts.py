@@ -14,7 +14,8 @@ from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import RewardError, SchedulerError
 from flowrl.ids import EngineId, RoleName, SampleId, group_id
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import GroupRows
 from flowrl.runtime.driver.rollout_driver import RolloutDriver

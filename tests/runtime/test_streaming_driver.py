@@ -17,7 +17,6 @@ from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import DataError, SchedulerError
 from flowrl.ids import EngineId, group_id
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.policies import (
     AbortRunning,
     AgeBudget,
@@ -25,6 +24,8 @@ from flowrl.rollout.policies import (
     KeepRunning,
     Patience,
 )
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.payloads import GroupRows

@@ -15,9 +15,10 @@ from flowrl.data import PromptItem
 from flowrl.errors import DataError, WorkerDied
 from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.admission import OfferedGroups
 from flowrl.rollout.policies import OverSampling, Retries
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget, score_request
 from flowrl.runtime.driver.graph_parts import GraphParts

@@ -9,8 +9,8 @@ import pytest
 from flowrl.backend.environment import EpisodeStart
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.rollout import SchedulerSettings
 from flowrl.rollout.policies import AbortRunning, AgeBudget
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import HostCost, LinearCost, batch_work
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.faults import Faults, ScriptedFault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Constant, Lengths
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import NodeId, SampleId
-from flowrl.rollout import RolloutScheduler
 from flowrl.rollout.events import Event
 from flowrl.rollout.journal import Journal, JournalWriter, read_journal
+from flowrl.rollout.scheduler import RolloutScheduler
 
 __all__ = [
     "JOURNALS",

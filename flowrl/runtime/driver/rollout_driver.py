@@ -31,39 +31,41 @@ from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest,
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, RoleName, SampleId, sample_id
-from flowrl.rollout import (
+from flowrl.rollout.actions import (
     Abort,
     Action,
-    BatchAsked,
     ContinueEngine,
-    DeadlineReached,
     Deliver,
     Drop,
-    DropReason,
+    Judge,
+    NeedPrompts,
+    PauseEngine,
+    ReleaseEngine,
+    Score,
+    Submit,
+    UpdateEngine,
+    Wake,
+)
+from flowrl.rollout.events import (
+    BatchAsked,
+    DeadlineReached,
     EngineJoined,
     EngineLost,
     EngineUpdated,
     Event,
     GroupsJudged,
     HeartbeatLost,
-    Judge,
-    NeedPrompts,
-    PauseEngine,
     Progressed,
     PromptsOffered,
-    ReleaseEngine,
     Resumed,
     RewardFailed,
-    RolloutScheduler,
     SampleEnd,
     SamplesFinished,
     SamplesScored,
-    Score,
-    Submit,
-    UpdateEngine,
-    Wake,
     WeightsPublished,
 )
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.states import DropReason
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.driver.collected_batch import (
     Clock,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from flowrl.backend.protocols import ScoreResult
 from flowrl.data import PromptItem
 from flowrl.ids import GroupId, RoleName, SampleId
-from flowrl.rollout import Deliver
+from flowrl.rollout.actions import Deliver
 from flowrl.runtime.checkpoint.unused_samples import EndedSample, UnusedSamples
 from flowrl.runtime.driver.collected_batch import (
     CollectedBatch,

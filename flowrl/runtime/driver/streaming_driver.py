@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.ids import EngineId
-from flowrl.rollout import BatchAsked, Deliver, EngineContinueAsked, EnginePauseAsked
+from flowrl.rollout.actions import Deliver
+from flowrl.rollout.events import BatchAsked, EngineContinueAsked, EnginePauseAsked
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.driver.collected_batch import CollectedBatch, Seconds
 from flowrl.runtime.driver.rollout_driver import RolloutDriver

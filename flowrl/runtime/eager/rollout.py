@@ -29,7 +29,7 @@ from flowrl.data import PromptItem
 from flowrl.errors import RewardError, SchedulerError
 from flowrl.graph import Node, Op, Unit, score_source
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, sample_id
-from flowrl.rollout import Score
+from flowrl.rollout.actions import Score
 from flowrl.runtime.driver.batch_nodes import NodeInputs
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import (

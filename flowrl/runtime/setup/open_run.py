@@ -23,7 +23,8 @@ from flowrl.observe.display import Display
 from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.plan.schema import Placement
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.store import Checkpoint
 from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers

@@ -22,8 +22,10 @@ from flowrl.graph import Node, Op
 from flowrl.graph.streaming import scores_at_once
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
-from flowrl.rollout import Event, RolloutScheduler, SchedulerSettings
+from flowrl.rollout.events import Event
 from flowrl.rollout.policies import AskMissing
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, read_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
