@@ -1,6 +1,6 @@
 """One rollout of a simulated stage: the real scheduler, with simulated engines and scorers.
 
-The scheduler is `flowrl.rollout.scheduler.RolloutScheduler`, as executors have it. This module tells it what
+The scheduler is that of executors, `flowrl.rollout.scheduler`. This module tells it what
 happened and does what it asks, on a virtual clock:
 
     offer -> [Submit] -> engines -> SamplesFinished -> [Score] -> scorers -> SamplesScored ->
