@@ -125,7 +125,9 @@ def _check_rule(graph: Graph, node: Node, origin: Node) -> Iterator[GraphError]:
             node,
             f"{node.id} compares each sample with the one {further} places further in a group of "
             f"{size}",
-            expected=f"opponent from 1 to {size - 1}",
+            expected={1: "two samples or more in a group", 2: "opponent=1"}.get(
+                size, f"opponent from 1 to {size - 1}"
+            ),
             hint=f"generate at least n={further + 1} samples a prompt ('{origin.id}')",
         )
 

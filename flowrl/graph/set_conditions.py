@@ -8,7 +8,7 @@ from flowrl.errors import GraphError
 from flowrl.graph.ir import Graph, Level, Node, Op, node_error
 from flowrl.graph.sample_sets import parents_of, replay_before, sample_edges, sampling_nodes
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS
-from flowrl.specs import Sampling
+from flowrl.specs import RowCondition, Sampling
 
 __all__ = ["check_concat", "check_join", "check_replay", "check_where"]
 
@@ -71,6 +71,26 @@ def check_where(graph: Graph, node: Node) -> Iterator[GraphError]:
             expected="prompts of the data",
             hint="split the samples before: fl.prompts_of(fl.where(rollout, row=...), ...)",
         )
+    yield from _check_nested_where(graph, node)
+
+
+def _check_nested_where(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """Checks that a row can meet the condition together with those before it."""
+    own, before = node.attr("spec"), node
+    if not isinstance(own, RowCondition):
+        return
+    while edge := graph.feeding(before.id, "rollout") or graph.feeding(before.id, "prompts"):
+        before = graph.node(edge.src)
+        spec = before.attr("spec")
+        if isinstance(spec, RowCondition) and spec.field == own.field and spec.excludes(own):
+            yield node_error(
+                node,
+                f"{node.id} keeps no row: it splits rows with {spec.described} "
+                f"({before.source or before.id}) by {own.described}",
+                expected="a condition that some of these rows meet",
+                hint="split what was there before the first condition, or ask for another field",
+            )
+            return
 
 
 def check_replay(graph: Graph, node: Node) -> Iterator[GraphError]:

@@ -153,7 +153,7 @@ def check_spec(operation: str, spec: _S, *, argument: str | None = None) -> _S:
             operation,
             argument or _ARGUMENTS.get(field, field),
             value,
-            allowed if argument is None else f"{field} of {called(spec)} to be {allowed}",
+            allowed if argument is None else f"{allowed}, as {field} of {called(spec)}",
             suggestion(value, choices) if isinstance(value, str) else None,
         )
     return with_floats(spec)

@@ -283,9 +283,15 @@ def before_and_after(of: dict[str, Any]) -> Any:
     return fl.where(rollout, row="topic", equals="sums"), of["judge"].score(rollout)
 
 
+def of_no_row(of: dict[str, Any]) -> Any:
+    rollout = of["actor"].generate(fl.where(of["prompts"], row="topic", equals="sums"))
+    return fl.where((rollout, of["judge"].score(rollout)), row="topic", none_of=["sums", "games"])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
+        (of_no_row, GraphError, r"keeps no row: it splits rows with topic='sums'"),
         (with_scores_of_others, GraphError, "with scores of the samples of 'actor.generate'"),
         (twice, GraphError, "gets the samples of 'actor.generate' twice"),
         (one_alone, TraceError, "either all alone or all with their values"),

@@ -114,8 +114,8 @@ def test_an_opponent_is_another_sample_of_the_group():
         ({"template": DUEL, "opponent": 0}, "'opponent'", "from 1 up"),
         ({}, "'template'", "a string"),
         ({"cut": 0.5}, "'cut'", "fl.cut.share"),
-        ({"cut": fl.cut.at(0)}, "'cut'", "tokens of cut_at to be a whole number from 1 up"),
-        ({"cut": fl.cut.share(1.5)}, "'cut'", "share of cut_share to be a number above 0"),
+        ({"cut": fl.cut.at(0)}, "'cut'", "a whole number from 1 up, as tokens of cut_at"),
+        ({"cut": fl.cut.share(1.5)}, "'cut'", "a number above 0"),
         ({"cut": fl.cut.at(3), "template": DUEL}, "'cut'", "alone: it continues"),
     ],
 )

@@ -62,6 +62,11 @@ DRAFT, CRITIQUE = PARTS.rollouts
 class Letters:
     """A tokenizer: characters as their codes, with 1 in front of a prompt."""
 
+    alphabet_key = "roles.actor.tokenizer.alphabet"
+
+    def unknown(self, text: str) -> list[str]:
+        return sorted(set(text) & {"~"})
+
     def encode(self, text: str) -> np.ndarray:
         return np.array([ord(c) for c in text], np.int64)
 
@@ -122,6 +127,15 @@ def test_the_longest_prompt_that_a_row_can_have_is_known_before_a_sample():
         assert (longest.asked, longest.continued) == (5, 3 + before)
     with pytest.raises(DataError, match="'level'"):
         made("{response}{row.level}").longest(row, parent)
+
+
+def test_strange_characters_in_a_field_of_a_row_are_not_a_matter_of_bad_rows():
+    row = replace(answered().item.row, answer="~7")
+    with pytest.raises(DataError, match=r"a field of the row .* characters") as caught:
+        made("{response}{answer}").longest(row, LongestPrompt(asked=1))
+    assert caught.value.found == "'~'"
+    hint = "add them to roles.actor.tokenizer.alphabet, or take the row out of the data"
+    assert str(caught.value.hint).startswith(hint)
 
 
 def test_a_pair_is_a_sample_with_another_of_its_group_the_first_following_the_last():

@@ -78,14 +78,17 @@ class ChildPrompts:
             DataError: it has a character that the tokenizer does not know.
         """
         literals = [each for part in self._parts if isinstance(part, tuple) for each in part[::2]]
-        strange, key = self._tokenizer.unknown("".join(literals)), self._tokenizer.alphabet_key
+        remedy = "write the template with characters that it knows"
+        self._require_known("".join(literals), "the template has", remedy)
+
+    def _require_known(self, text: str, what: str, remedy: str) -> None:
+        strange, key = self._tokenizer.unknown(text), self._tokenizer.alphabet_key
         if strange:
             raise DataError(
-                "the template has characters that the tokenizer does not know",
+                f"{what} characters that the tokenizer does not know",
                 where=self._source,
                 found=" ".join(map(repr, strange[:8])),
-                hint=(f"add them to {key}, or " if key else "")
-                + "write the template with characters that it knows",
+                hint=(f"add them to {key}, or " if key else "") + remedy,
             )
 
     def items(self, rows: Sequence[tuple[SampleId, Payload]]) -> list[PromptItem]:
@@ -167,6 +170,8 @@ class ChildPrompts:
     def _encode(self, text: str, *, first: bool) -> Ints:
         known = self._encoded.get((text, first))
         if known is None:
+            remedy = "take the row out of the data, or the field out of the template"
+            self._require_known(text, "a field of the row that the template names has", remedy)
             known = (
                 self._tokenizer.encode_prompt(text, "never")
                 if first
