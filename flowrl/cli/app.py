@@ -34,6 +34,7 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 # Options of plans, which several commands have.
 Cluster = Annotated[
@@ -420,7 +421,7 @@ def import_config(
 
 @app.command()
 def why(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: RunPath,
     sample: Annotated[
         str, typer.Argument(metavar="SAMPLE", help="EPOCH/PROMPT/MEMBER; a group's: EPOCH/PROMPT.")
     ],
@@ -431,6 +432,17 @@ def why(
     from flowrl.cli import why as command
 
     command.run(run, sample, as_json=json)
+
+
+@app.command()
+@_without_collections()
+def status(run: RunPath, json: Json = False, debug: Debug = False) -> None:
+    """Show what a run does now, who waits for whom, or how it ended."""
+    from flowrl.files import encode_json
+    from flowrl.observe.run_status import report_of
+
+    report = report_of(run)
+    print(encode_json(report.to_json()) if json else report, end="" if json else "\n")
 
 
 @app.command()

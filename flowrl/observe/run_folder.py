@@ -14,6 +14,7 @@
     models/ROLE/            config and tokenizer of a new model
     copies/                 the weights with which copies of roles began a stage
     summary.json            written last: a run without it did not end
+    status.json             what the run does now (flowrl.observe.run_status)
     lock                    held by the process that writes here
 
 One process writes at a time; its lock is freed by the system when the process dies. A
@@ -156,6 +157,22 @@ class RunFolder:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
+
+    def holder(self) -> int | None:
+        """Returns the process that writes here; None if there is none."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            # Shared, and for a moment only: several may ask at the same time.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            return int(pid) if pid.isdecimal() else 0
+        finally:
+            os.close(lock)
+        return None
 
     def close(self) -> None:
         """Syncs and closes the logs and releases the folder; idempotent."""

@@ -38,6 +38,7 @@ from flowrl.graph import Op, format_graph, graph_to_json
 from flowrl.observe.display import Display, PlainDisplay, TimeToGo, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
+from flowrl.observe.run_status import RunStatus
 from flowrl.observe.trackers import TrackerContext, Trackers
 from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.checkpoint.store import (
@@ -54,6 +55,7 @@ from flowrl.runtime.driver.threads import Watchdog
 from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
+from flowrl.runtime.status_writer import StatusWriter
 from flowrl.user_lines import breakpoints_left_out
 
 __all__ = [
@@ -232,7 +234,10 @@ def opened_run(
         stack.callback(opened.close)
         trackers = _open_trackers(config, stages, folder, checkpoint, screen.warn)
         stack.callback(trackers.close)
-        yield Run(config, stages, folder, screen, opened, checkpoint, asked, trackers)
+        run = Run(config, stages, folder, screen, opened, checkpoint, asked, trackers)
+        with StatusWriter(folder.path, run.status) as writer:
+            run.watch(writer.beat)
+            yield run
 
 
 def _open_trackers(
@@ -321,14 +326,35 @@ class Run:
         self._warnings = StepWarnings(display.warn)
         self.summary: Summary | None = None
         self.loop: Stage | None = None
+        self._turn: tuple[CompiledStage | None, int] = (None, 0)
 
     def describe(self) -> str:
         """Returns who waits for whom."""
         return self._open.describe()
 
+    def status(self) -> RunStatus:
+        """Returns what it does; may be called in another thread."""
+        doing, rollouts = self._open.status()
+        stage, step = self._turn
+        return RunStatus(
+            pid=os.getpid(),
+            stage="" if stage is None else stage.name,
+            step=step,
+            steps=0 if stage is None else stage.config.train.steps,
+            doing=doing,
+            stall_timeout_s=self._config.runtime.stall_timeout_s,
+            rollouts=rollouts,
+        )
+
     def watch(self, beat: Callable[[], None]) -> None:
-        """Calls `beat` whenever something moves from now on."""
-        self._open.beat = beat
+        """Calls `beat`, too, whenever something moves from now on."""
+        before = self._open.beat
+
+        def both() -> None:
+            before()
+            beat()
+
+        self._open.beat = both
 
     def run(self) -> Summary:
         """Makes every step that is not done yet, and ends the run."""
@@ -377,6 +403,7 @@ class Run:
         stage = self._stages[index]
         last = index == len(self._stages) - 1
         logged = [str(node.attr("name")) for node in stage.graph.of_op(Op.LOG)]
+        self._turn = (stage, done)
         self._display.stage(stage.name, stage.config.train.steps, logged)
         if not stage.graph.of_op(Op.UPDATE):
             self._display.note(f"{stage.name} updates no model: its result is samples and numbers")
@@ -391,6 +418,7 @@ class Run:
                 self._totals.before = self._evaluate(stage.name, done)
         while not self._is_over(index, step):
             step += 1
+            self._turn = (stage, step)
             yield Turn(index=index, number=step, make=partial(self._make, step, to_go))
         if last:
             with self._stopping(index):

@@ -106,6 +106,7 @@ class BatchProgram:
 
     Attributes:
         buffers: What each replay node holds.
+        doing: The node that is run; empty between two steps.
         kl_coefficients: Coefficients by update node whose penalty adapts, once it has run.
 
     Raises:
@@ -124,6 +125,7 @@ class BatchProgram:
     ) -> None:
         self.parts = parts
         self.texts = texts
+        self.doing = ""
         self._plan = plan
         self._context = context
         self._samplings = samplings
@@ -163,9 +165,13 @@ class BatchProgram:
         compute at the same time; each one makes its calls in the order of the graph.
         """
         needed = self._needed(step.number)
-        for node in self.parts.batch:
-            self.run_node(node, step, is_needed=node.id in needed)
-        step.values.settle()
+        try:
+            for node in self.parts.batch:
+                self.doing = str(node.id)
+                self.run_node(node, step, is_needed=node.id in needed)
+            step.values.settle()
+        finally:
+            self.doing = ""
         for name, waited_s in step.values.waited_s.items():
             op = str(self.parts.graph.node(name).op)
             step.seconds[op] = step.seconds.get(op, 0.0) + waited_s

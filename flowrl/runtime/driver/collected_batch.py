@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
-from flowrl.backend.protocols import ScoreRequest, ScoreResult
+from flowrl.backend.protocols import GenerateRequest, ScoreRequest, ScoreResult
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
+from flowrl.rollout.actions import Dispatch
 from flowrl.runtime.driver.payloads import GroupRows, Payload
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.scoring.pool import ScoreFailure
-from flowrl.specs import FinishReason
+from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [
     "Clock",
     "CollectedBatch",
     "EventStamp",
     "FailureBudget",
+    "RequestMaker",
     "Scorers",
     "Seconds",
     "decode_responses",
@@ -155,6 +157,35 @@ def decode_responses(tokenizer: Tokenizer, payloads: Sequence[Payload]) -> None:
     )
     for payload, text in zip(payloads, texts, strict=True):
         payload.text = text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMaker:
+    """Makes the requests of a rollout to engines.
+
+    Attributes:
+        sampling: The sampling options of every request.
+        grammar: The grammar of every response, or of every turn.
+        seed_of: The seed of a sample's random stream.
+    """
+
+    sampling: Sampling
+    grammar: Grammar | None
+    seed_of: Callable[[SampleId], int]
+
+    def request(self, dispatch: Dispatch, payload: Payload) -> GenerateRequest:
+        """Returns the request for an attempt, which the payload has from now on."""
+        payload.attempt = dispatch.attempt
+        return GenerateRequest(
+            sample=dispatch.sample,
+            attempt=dispatch.attempt,
+            prompt=payload.item.prompt_ids,
+            response=payload.tokens,
+            sampling=self.sampling,
+            seed=self.seed_of(dispatch.sample),
+            shares_prompt=payload.item.group,
+            grammar=self.grammar,
+        )
 
 
 def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:

@@ -27,10 +27,11 @@ from itertools import groupby
 from typing import assert_never
 
 from flowrl.backend.plugin import GIVEN_PER_SLOT
-from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
+from flowrl.backend.protocols import Finished, GenerateBackend, Progress
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, RoleName, SampleId, sample_id
+from flowrl.observe.run_status import RolloutStatus
 from flowrl.rollout.actions import (
     Abort,
     Action,
@@ -72,12 +73,14 @@ from flowrl.runtime.driver.collected_batch import (
     CollectedBatch,
     EventStamp,
     FailureBudget,
+    RequestMaker,
     Scorers,
     Seconds,
     decode_responses,
 )
 from flowrl.runtime.driver.filters import GroupJudge
 from flowrl.runtime.driver.payloads import GroupRows, Payload, PayloadStore
+from flowrl.runtime.driver.rollout_status import rollout_status
 from flowrl.runtime.driver.rounds import POLL_S, one_round, stalled
 from flowrl.runtime.driver.sample_outcomes import SampleOutcomes, ScorerResults
 from flowrl.runtime.driver.sources import PromptSupply
@@ -148,10 +151,8 @@ class RolloutDriver:
         self._engines = dict(engines)
         self._scorers = dict(scorers)
         self._tokenizer = tokenizer
-        self._sampling = sampling
-        self._grammar = grammar
         self._group_size = group_size
-        self._seed_of = seed_of
+        self._requests = RequestMaker(sampling=sampling, grammar=grammar, seed_of=seed_of)
         self._judge = judge
         self._failures = failures
         self._beat = beat
@@ -383,9 +384,15 @@ class RolloutDriver:
 
     def describe(self) -> str:
         """Returns who waits for whom, in one line."""
+        return "; ".join(self._waits()) or f"nothing waits; samples: {self.scheduler.counts}"
+
+    def _waits(self) -> list[str]:
         episodes = [e.describe() for e in self._engines.values() if isinstance(e, EpisodeEngine)]
-        waits = [*self.scheduler.waits(), *filter(None, episodes)]
-        return "; ".join(waits) or f"nothing waits; samples: {self.scheduler.counts}"
+        return [*self.scheduler.waits(), *filter(None, episodes)]
+
+    def status(self, name: str) -> RolloutStatus:
+        """Returns what goes on, under the rollout's name; may be called in another thread."""
+        return rollout_status(name, self.scheduler.state, self._waits(), self._engine_failures)
 
     def _is_busy_with_dropped(self) -> bool:
         """True if an engine or a scorer still has a sample that was dropped."""
@@ -543,22 +550,7 @@ class RolloutDriver:
         self._pending.append(EngineUpdated(**self._stamp(), engine=engine_id, version=version))
 
     def _submit(self, action: Submit) -> None:
-        requests = []
-        for dispatch in action.samples:
-            payload = self.store[dispatch.sample]
-            payload.attempt = dispatch.attempt
-            requests.append(
-                GenerateRequest(
-                    sample=dispatch.sample,
-                    attempt=dispatch.attempt,
-                    prompt=payload.item.prompt_ids,
-                    response=payload.tokens,
-                    sampling=self._sampling,
-                    seed=self._seed_of(dispatch.sample),
-                    shares_prompt=payload.item.group,
-                    grammar=self._grammar,
-                )
-            )
+        requests = [self._requests.request(d, self.store[d.sample]) for d in action.samples]
         self._running[action.engine].update((d.sample, d.attempt) for d in action.samples)
         engine = self._engines[action.engine]
         self._engine_failures.call(action.engine, partial(engine.submit, requests), None)

@@ -23,6 +23,7 @@ from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.graph import Op
 from flowrl.ids import EngineId, NodeId, RoleName
+from flowrl.observe.run_status import RolloutStatus
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
@@ -131,6 +132,17 @@ class Stage:
         """Returns who waits for whom, in one line."""
         collecting = self._collecting
         return "a batch is being worked on" if collecting is None else collecting.describe()
+
+    @property
+    def doing(self) -> str:
+        """What the trainer does, for people."""
+        if self._collecting is not None:
+            return "a batch is collected"
+        return self._program.doing or "between two steps"
+
+    def status(self) -> list[RolloutStatus]:
+        """Returns what each rollout does; may be called in another thread."""
+        return [rollout.driver.status(rollout.node) for rollout in self._rollouts]
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""

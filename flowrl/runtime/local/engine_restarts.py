@@ -62,18 +62,19 @@ class EngineFailures:
 
     Attributes:
         broken: Engines that failed and were not restarted or given up yet, with their errors.
+        given_up: Engines that failed too often.
     """
 
     def __init__(self, engines: Mapping[EngineId, GenerateBackend]) -> None:
         self._engines = engines
         self._failures = dict.fromkeys(engines, 0)
-        self._given_up: set[EngineId] = set()
+        self.given_up: set[EngineId] = set()
         self._silent: set[EngineId] = set()
         self.broken: dict[EngineId, Exception] = {}
 
     def is_alive(self, engine: EngineId) -> bool:
         """True if the engine is neither broken nor given up."""
-        return engine not in self.broken and engine not in self._given_up
+        return engine not in self.broken and engine not in self.given_up
 
     def call(self, engine: EngineId, act: Callable[[], T], otherwise: T) -> T:
         """Returns the result of `act`, or `otherwise` if the engine fails in it or is broken."""
@@ -127,8 +128,8 @@ class EngineFailures:
             _log.warning("%s failed and is restarted: %s", engine, reason)
             worker.restart()
             return True
-        self._given_up.add(engine)
-        if len(self._given_up) < len(self._engines):
+        self.given_up.add(engine)
+        if len(self.given_up) < len(self._engines):
             _log.warning("%s broke and is given up; the others go on: %s", engine, reason)
             return False
         if not isinstance(worker, Restartable):

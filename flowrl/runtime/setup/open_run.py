@@ -22,6 +22,7 @@ from flowrl.ids import EngineId, RoleName
 from flowrl.observe.display import Display
 from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
+from flowrl.observe.run_status import RolloutStatus
 from flowrl.plan.schema import Placement
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
@@ -119,6 +120,14 @@ class OpenRun:
         if self._evaluating is not None:
             return self._evaluating.describe()
         return "workers are being opened" if self._stage is None else self._stage.describe()
+
+    def status(self) -> tuple[str, list[RolloutStatus]]:
+        """Returns what the trainer does and what each rollout does; in any thread."""
+        evaluating, stage = self._evaluating, self._stage
+        rollouts = [] if stage is None else stage.status()
+        if evaluating is not None:
+            return "held-out data is measured", [*rollouts, evaluating.status("evaluation")]
+        return "workers are being opened" if stage is None else stage.doing, rollouts
 
     # Opening and closing
 

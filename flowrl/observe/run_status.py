@@ -1,0 +1,267 @@
+"""What a run is doing now: status.json of its folder, and the text that people read of it.
+
+The process of the run writes the file about once a second, whatever it waits for; `flowrl status`
+reads it, together with the lock that tells whether that process still lives. No server is needed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from flowrl.errors import CheckpointError
+from flowrl.files import write_json_atomic
+from flowrl.observe.rows import StepMetrics
+from flowrl.observe.run_folder import RunFolder
+from flowrl.observe.run_text import format_seconds, one_line, token_rates
+from flowrl.wording import counted
+
+__all__ = ["EngineStatus", "RolloutStatus", "RunReport", "RunStatus", "report_of", "write_status"]
+
+_FILE = "status.json"
+_WIDTH = 100
+_LATE_S = 10.0
+"""Age of the file from which the process counts as one that does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """An engine of a rollout.
+
+    Attributes:
+        weights: Version of the weights that new samples get there.
+        samples: Samples that it has now.
+        capacity: Samples that it is given at once.
+        state: `ready`, or why it gets no samples.
+    """
+
+    name: str
+    weights: int
+    samples: int
+    capacity: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStatus:
+    """A rollout of the stage that runs.
+
+    Attributes:
+        samples: Samples without an end by their state: `queued`, `running`, `scoring`, `ready`.
+        staleness: Samples that have begun, by the versions published since their first token.
+        waits: Who waits for whom, a line each.
+    """
+
+    name: str
+    samples: Mapping[str, int]
+    staleness: Mapping[int, int]
+    engines: Sequence[EngineStatus]
+    waits: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A look at a run.
+
+    Attributes:
+        pid: Its process.
+        state: `running`, `ended`, `stopped` (asked to) or `failed`.
+        error: Why it failed; empty otherwise.
+        step: Number of the step that is being made, from 1; 0 before the first.
+        steps: Steps of the stage.
+        doing: What the trainer does.
+        written_s: When this was written, in seconds since 1970.
+        moved_s: When something last moved.
+        stall_timeout_s: Seconds without a movement after which the run gives up.
+    """
+
+    pid: int
+    state: str = "running"
+    error: str = ""
+    stage: str = ""
+    step: int = 0
+    steps: int = 0
+    doing: str = ""
+    written_s: float = 0.0
+    moved_s: float = 0.0
+    stall_timeout_s: float = 0.0
+    rollouts: Sequence[RolloutStatus] = ()
+
+
+_READER = TypeAdapter(RunStatus)
+
+
+def write_status(folder: Path, status: RunStatus) -> None:
+    """Replaces status.json."""
+    write_json_atomic(folder / _FILE, asdict(status))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What is known of a run.
+
+    Attributes:
+        state: `running`, `stalled` (nothing moves), `silent` (its process does not answer),
+            `ended`, `stopped`, `failed` or `killed` (its process is gone without a word).
+        verdict: The same in a sentence.
+        checkpoint: Name of the newest checkpoint.
+    """
+
+    folder: str
+    state: str
+    verdict: str
+    status: RunStatus | None
+    last: StepMetrics | None
+    checkpoint: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the JSON form, for scripts."""
+        return {
+            "folder": self.folder,
+            "state": self.state,
+            "verdict": self.verdict,
+            "status": None if self.status is None else asdict(self.status),
+            "last_step": None if self.last is None else self.last.to_json(),
+            "checkpoint": self.checkpoint,
+        }
+
+    def __str__(self) -> str:
+        lines = _wrapped("run", f"{self.folder}: {self.verdict}")
+        status = self.status
+        if status is not None and status.stage:
+            did = "" if self.is_alive else " when it was last seen"
+            lines.append(
+                f"stage {status.stage}, step {status.step} of {status.steps}: {status.doing}{did}"
+            )
+        if status is not None and self.is_alive:
+            for rollout in status.rollouts:
+                lines += _rollout_lines(rollout)
+        if (last := self.last) is not None:
+            lines += _wrapped("last step", "  ".join(_step_parts(last)))
+        lines.append(f"newest checkpoint: {self.checkpoint or 'none'}")
+        if self.state in ("killed", "failed", "stopped"):
+            lines.append(f"go on with: flowrl run --resume {self.folder}")
+        return "\n".join(lines)
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process of the run is there."""
+        return self.state in ("running", "stalled", "silent")
+
+
+def report_of(path: Path, *, now_s: float | None = None) -> RunReport:
+    """Reads what a run does, or how it ended.
+
+    Args:
+        now_s: The time, in seconds since 1970; by default the present.
+
+    Raises:
+        CheckpointError: The folder has no run, or its status is damaged.
+    """
+    folder = RunFolder.open(path)
+    # Before the lock: a run that ends in between is not taken for a killed one.
+    holder = folder.holder()
+    status = _read(path / _FILE)
+    now_s = time.time() if now_s is None else now_s
+    state, verdict = _verdict(folder, status, holder, now_s)
+    rows = deque(folder.steps(), maxlen=1)
+    names = sorted(
+        entry.name for entry in folder.checkpoints.glob("*") if not entry.name.startswith(".")
+    )
+    return RunReport(
+        folder=str(folder),
+        state=state,
+        verdict=verdict,
+        status=status,
+        last=rows[0] if rows else None,
+        checkpoint=names[-1] if names else None,
+    )
+
+
+def _read(path: Path) -> RunStatus | None:
+    try:
+        return _READER.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as reason:
+        raise CheckpointError(
+            "this status cannot be read",
+            where=str(path),
+            found=one_line(str(reason), 200),
+            hint="remove it; a run that goes on writes it anew",
+        ) from reason
+
+
+def _verdict(
+    folder: RunFolder, status: RunStatus | None, holder: int | None, now_s: float
+) -> tuple[str, str]:
+    if holder is None:
+        if folder.read_summary() is not None:
+            return "ended", "ended; all steps are made"
+        if status is None or status.state in ("running", "ended"):
+            pid = "its process" if status is None else f"process {status.pid}"
+            return "killed", f"killed; {pid} is gone and said nothing at its end"
+        if status.state == "stopped":
+            return "stopped", "stopped, as it was asked to"
+        return "failed", f"failed: {one_line(status.error, 300)}"
+    if status is None or status.pid != holder:
+        return "running", f"running, process {holder}; it is being opened"
+    late_s, idle_s = now_s - status.written_s, now_s - status.moved_s
+    if late_s > _LATE_S:
+        shown = format_seconds(late_s)
+        return "silent", f"process {holder} is there but has written no status for {shown}"
+    shown = format_seconds(max(0.0, idle_s))
+    if status.stall_timeout_s and idle_s > status.stall_timeout_s / 2:
+        limit = format_seconds(status.stall_timeout_s)
+        text = (
+            f"stalled, process {holder}; nothing moved for {shown}, and it gives up after {limit}"
+        )
+        return "stalled", text
+    return "running", f"running, process {holder}; something moved {shown} ago"
+
+
+def _rollout_lines(rollout: RolloutStatus) -> Iterator[str]:
+    yield f"rollout {rollout.name}"
+    live = [f"{number} {state}" for state, number in rollout.samples.items()]
+    yield from _wrapped("  samples", "  ".join(live) or "none")
+    if rollout.staleness:
+        ages = [f"{age}: {counted(n, 'sample')}" for age, n in sorted(rollout.staleness.items())]
+        yield from _wrapped("  versions old", "  ".join(ages))
+    if rollout.engines:
+        width = max(len("engine"), *(len(engine.name) for engine in rollout.engines))
+        yield f"  {'engine'.ljust(width)}  weights  samples    state"
+        for engine in rollout.engines:
+            load = f"{engine.samples}/{engine.capacity}"
+            yield f"  {engine.name.ljust(width)}  {engine.weights:>7}  {load:<9}  {engine.state}"
+    for line in rollout.waits:
+        yield from _wrapped("  waits", line)
+
+
+def _step_parts(last: StepMetrics) -> Iterator[str]:
+    yield f"{last.stage} {last.step}: {format_seconds(last.wall_s)}"
+    if last.reward_mean is not None:
+        yield f"reward {last.reward_mean:.3f}"
+    if last.num_tokens:
+        yield f"{last.num_tokens} tokens"
+    if rates := token_rates(last):
+        yield "tokens/s " + " ".join(rates)
+    if "staleness/max" in last.extra:
+        mean, most = last.extra["staleness/mean"], last.extra["staleness/max"]
+        yield f"staleness {mean:.1f} (max {most:.0f})"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"{label}: ",
+        subsequent_indent=" " * (len(label) + 2),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -1,0 +1,79 @@
+"""Writes what a run does into its folder, about once a second, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from flowrl.observe.run_status import RunStatus, write_status
+
+__all__ = ["StatusWriter"]
+
+_log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_CLOSE_S = 5.0
+
+
+class StatusWriter:
+    """Writes while its block runs, and once more at its end.
+
+        with StatusWriter(folder, look) as writer:
+            ...
+            writer.beat()
+
+    Args:
+        folder: Folder of the run.
+        look: Returns what the run does; called in the writer's thread.
+    """
+
+    def __init__(self, folder: Path, look: Callable[[], RunStatus]) -> None:
+        self._folder = folder
+        self._look = look
+        self._moved_s = time.time()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flowrl-status", daemon=True)
+
+    def beat(self) -> None:
+        """Notes that something moved."""
+        self._moved_s = time.time()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._write(self._look())
+            except RuntimeError:
+                pass  # what was looked at changed meanwhile; the next look is soon
+            except OSError as reason:  # a full disk ends no run here; its own files will
+                _log.warning("no status is written: %s", reason)
+                return
+            self._ended.wait(_EVERY_S)
+
+    def _write(self, status: RunStatus) -> None:
+        write_status(self._folder, replace(status, written_s=time.time(), moved_s=self._moved_s))
+
+    def __enter__(self) -> StatusWriter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join(_CLOSE_S)
+        state = "ended" if error is None else "failed"
+        if isinstance(error, KeyboardInterrupt):
+            state = "stopped"
+        text = "" if state != "failed" else f"{error}" or type(error).__name__
+        try:
+            self._write(replace(self._look(), state=state, error=text, rollouts=()))
+        except OSError as reason:
+            _log.warning("no status is written: %s", reason)

@@ -1,0 +1,70 @@
+"""The status that a run writes while it goes on, and at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl import api
+from flowrl.cli import main
+from flowrl.observe.rows import StepMetrics
+from flowrl.observe.run_status import report_of
+from flowrl.runtime import run
+from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
+from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
+
+
+def one_stage(folder: Path) -> dict[str, Any]:
+    config = {**tiny_config(folder), "stages": ["grpo"], "stage": {}}
+    config["train"] = {**config["train"], "steps": 2}
+    return config
+
+
+def test_a_rollout_shows_what_its_engine_has_and_who_waits():
+    world = World()
+    driver = driver_of(world, Engine(world, slots=2))
+    driver.offer(prompts(3))
+    driver.begin()
+    driver.request(1, 3)
+    status = driver.status("generate")
+    (engine,) = status.engines
+    assert engine.state == "ready"
+    assert engine.weights == driver.scheduler.version
+    assert engine.samples == status.samples["running"]
+    assert status.staleness == {0: engine.samples}
+    assert "batch 1 waits for 3 groups" in status.waits
+
+
+def test_a_run_says_what_it_does_and_that_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    seen = []
+
+    class Display(WatchedDisplay):
+        def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+            super().step(metrics, eta_s)
+            seen.append(report_of(tmp_path / "tiny").state)
+
+    folder = api.run(None, one_stage(tmp_path), display=Display()).folder
+    assert seen == ["running", "running"]
+    with pytest.raises(SystemExit):
+        main(["status", str(folder), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["state"] == "ended"
+    assert (shown["status"]["stage"], shown["status"]["step"]) == ("grpo", 2)
+    assert shown["last_step"]["step"] == 2
+
+
+def test_a_run_that_fails_leaves_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("a part of it broke")
+
+    monkeypatch.setattr(run.Run, "_record", broken)
+    with pytest.raises(RuntimeError):
+        api.run(None, one_stage(tmp_path), display=WatchedDisplay())
+    report = report_of(tmp_path / "tiny")
+    assert report.state == "failed"
+    assert "a part of it broke" in report.verdict
