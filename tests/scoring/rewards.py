@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 
 def by_word(response, answer):
@@ -115,7 +116,17 @@ def _sympy(rest):
     return float(10**10**9 > 1)
 
 
+def _once(rest):
+    """Is killed where it is called first."""
+    marker = Path(rest)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
 _ACTIONS = {
+    "once": _once,
     "large": _large,
     "digits": _sympy,
     "breakpoint": _breakpoint,

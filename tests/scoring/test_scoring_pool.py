@@ -212,6 +212,11 @@ def test_a_reward_that_ends_its_process_fails_alone(action, ending):
     assert [score(results[0]), score(results[2])] == [1.0, 2.0]
 
 
+def test_a_sample_whose_process_somebody_kills_is_scored_again(tmp_path: Path):
+    results = run("ok 1", f"once {tmp_path / 'killed'}", "ok 2", timeout_s=30.0)
+    assert [score(result) for result in results] == [1.0, 1.0, 2.0]
+
+
 def test_a_failure_names_the_term_however_it_failed():
     by_word = f"{REWARDS}:by_word"
     terms = (

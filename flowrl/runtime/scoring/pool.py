@@ -3,8 +3,10 @@
     submit -> queue -> worker (one batch at a time) -> poll
                          |-- the reward raised, or returned no number     ScoreFailure
                          |-- past timeout_s, in Python code: interrupted  ScoreFailure
-                         `-- past timeout_s + grace_s, or dead: the process is killed and replaced;
-                             the sample it was on fails, the others of its batch are queued again
+                         |-- past timeout_s + grace_s: the process is killed and replaced; the
+                         |   sample it was on fails, the others of its batch are queued again
+                         `-- dead: the process is replaced; the sample it was on is scored once
+                             more, by itself, and fails where the process dies again
 
 Every submitted sample comes back exactly once, as a `ScoreResult` or a `ScoreFailure`, in any
 order. A failure is never a score of 0.
@@ -16,6 +18,7 @@ non-blocking, and bytes that a busy worker has not read yet stay in the pool.
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
@@ -49,6 +52,8 @@ from flowrl.runtime.scoring.messages import BATCH, Status, request_tuple, term_l
 
 __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
+
+_log = logging.getLogger(__name__)
 
 _MAX_BATCH = 128
 """Samples sent at once: enough to make a round trip cheap for each, few enough to share them."""
@@ -181,6 +186,7 @@ class ScoringPool:
         self._limits = term_limits(context)
         # Samples whose batch failed as a whole are sent one by one.
         self._alone: set[int] = set()
+        self._died_under: set[int] = set()
         self._start_timeout_s = start_timeout_s
         self._output = standard_error() if output is None else output
         self._queue: deque[tuple[int, ScoreRequest]] = deque()
@@ -429,9 +435,13 @@ class ScoringPool:
             self._fail(worker, worker.overdue, FailureKind.TIMEOUT, text, term=term)
             self._deaths = 0
         elif doing is not None and doing[0] in worker.batch:
-            text = ending(worker.process.returncode)
-            self._fail(worker, doing[0], FailureKind.DIED, text, term=term)
             self._deaths = 0
+            if doing[0] in self._died_under:
+                text = ending(worker.process.returncode)
+                self._fail(worker, doing[0], FailureKind.DIED, text, term=term)
+            else:  # somebody else may have killed it, such as a system that is short of memory
+                self._died_under.add(doing[0])
+                self._alone.add(doing[0])
         else:
             self._deaths += 1
         self._queue.extendleft(reversed(worker.batch.items()))
@@ -441,6 +451,9 @@ class ScoringPool:
                 found=f"{self._deaths} in a row, the last with {ending(worker.process.returncode)}",
                 hint="see what they print on standard error; is there memory enough?",
             )
+        _log.warning(
+            "a scoring process died and is replaced: %s", ending(worker.process.returncode)
+        )
         self._workers.append(self._start())
 
     # Processes
