@@ -12,9 +12,8 @@ then is MANIFEST.json written, itself by a rename. A folder without one is incom
 in a warning, never read, and removed after the next checkpoint succeeds. If the process is killed
 at any moment, `latest` is the checkpoint before or the new one.
 
-A complete checkpoint whose files no longer match their checksums is damaged. It is an error that
-names the file; an older checkpoint is never used silently in its place. The message names the
-older one, and removing the damaged folder selects it.
+A complete checkpoint whose files no longer match their checksums is damaged. A warning names the
+file, and the older checkpoint that takes its place; where there is none, it is an error.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ class CheckpointStore:
         """Returns the newest complete checkpoint, verified; None if there is none.
 
         Raises:
-            CheckpointError: it is damaged, or of another format.
+            CheckpointError: every complete one is damaged, or the newest of another format.
         """
         complete: list[Path] = []
         for path in self._folders():
@@ -201,10 +200,17 @@ class CheckpointStore:
                 complete.append(path)
             else:
                 _log.warning("%s: ignored, this checkpoint was never finished", path)
-        if not complete:
-            return None
-        previous = complete[-2] if len(complete) > 1 else None
-        return _load(complete[-1], previous)
+        newest: _Damaged | None = None
+        for path in reversed(complete):
+            try:
+                return _load(path)
+            except _Damaged as reason:
+                _log.warning("%s; it is skipped", reason)
+                newest = newest or reason
+        if newest is not None:
+            newest.hint = "no older checkpoint is whole; start the run again"
+            raise newest
+        return None
 
     def _folders(self) -> list[Path]:
         """Returns all checkpoint folders, complete or not, oldest first."""
@@ -253,12 +259,11 @@ def _describe_files(folder: Path) -> dict[str, dict[str, object]]:
     }
 
 
-def _load(path: Path, previous: Path | None) -> Checkpoint:
-    hint = (
-        f"remove {path} to go on from {previous}"
-        if previous
-        else "there is no older checkpoint; start the run again"
-    )
+class _Damaged(CheckpointError):
+    """A checkpoint that is not as it was written; an older one may be."""
+
+
+def _load(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         found = manifest["format"]
@@ -273,11 +278,10 @@ def _load(path: Path, previous: Path | None) -> Checkpoint:
                 for name, entry in manifest["files"].items()
             }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(
+        raise _Damaged(
             "this checkpoint is damaged: its manifest cannot be read",
             where=str(path / _MANIFEST),
             found=str(error),
-            hint=hint,
         ) from error
     if found != FORMAT:
         raise CheckpointError(
@@ -288,19 +292,18 @@ def _load(path: Path, previous: Path | None) -> Checkpoint:
             hint="resume it with the version of flowrl that wrote it",
         )
     if _STATE not in files:
-        raise CheckpointError(
+        raise _Damaged(
             "this checkpoint is damaged: its manifest does not list the driver's state",
             where=str(path / _MANIFEST),
             expected=f"an entry for {_STATE}",
-            hint=hint,
         )
     for name, (nbytes, sha256) in files.items():
-        _verify(path / name, nbytes, sha256, hint)
+        _verify(path / name, nbytes, sha256)
     state = json.loads((path / _STATE).read_text(encoding="utf-8"))
     return Checkpoint(path=path, position=position, state=state)
 
 
-def _verify(path: Path, nbytes: int, sha256: str, hint: str) -> None:
+def _verify(path: Path, nbytes: int, sha256: str) -> None:
     if not path.is_file():
         found, expected = "no such file", f"{nbytes:,} bytes"
     elif path.stat().st_size != nbytes:
@@ -310,9 +313,7 @@ def _verify(path: Path, nbytes: int, sha256: str, hint: str) -> None:
         if digest == sha256:
             return
         found, expected = f"sha256 {digest[:12]}...", f"sha256 {sha256[:12]}..."
-    raise CheckpointError(
-        "this checkpoint is damaged", where=str(path), found=found, expected=expected, hint=hint
-    )
+    raise _Damaged("this checkpoint is damaged", where=str(path), found=found, expected=expected)
 
 
 def _cannot_write(path: Path, error: OSError) -> CheckpointError:
