@@ -7,6 +7,7 @@
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
 #               (the tests run parts)
+# make chaos    kills processes of real runs at random moments, 50 times (the tests make three)
 # make bench    the benchmarks, quickly
 # make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
@@ -42,7 +43,7 @@ SHARED = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 SOAK_EVENTS ?= 10000000
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-slow learn soak bounds check format bench bench-trl lock set-up clean
+.PHONY: demo test test-slow learn soak bounds chaos check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
@@ -69,6 +70,11 @@ bounds: set-up
 	$(BIN)/python -m tests.proofs.schedule_bounds --whole
 	$(BIN)/python -m tests.proofs.rollout_grid --whole
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m grid
+
+# Half an hour on two cores.
+chaos: set-up
+	$(BIN)/python -m tests.proofs.chaos --kills 38 --seed 0 --executor ray
+	$(BIN)/python -m tests.proofs.chaos --kills 12 --seed 1 --executor local
 
 check: set-up
 	$(BIN)/ruff format --check .
