@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from flowrl.graph.ir import DType, Field, Level, Op, Unit
 from flowrl.specs import (
@@ -23,6 +24,7 @@ from flowrl.specs import (
     RowCondition,
     Sampling,
     SelectSpec,
+    Spec,
 )
 from flowrl.specs.attributes import NodeCost
 from flowrl.specs.cut import CutLeastLikely
@@ -60,31 +62,36 @@ __all__ = [
     "score_outputs",
 ]
 
-PROMPT = Field(name="prompt", dtype=DType.INT64, unit=Unit.PROMPTS)
-TOKENS = Field(name="tokens", dtype=DType.INT64, unit=Unit.TOKENS)
-RESPONSE_MASK = Field(name="response_mask", dtype=DType.BOOL, unit=Unit.TOKENS)
-ROLLOUT_LOGPROBS = Field(name="rollout_logprobs", dtype=DType.FLOAT32, unit=Unit.TOKENS)
-SCORE = Field(name="score", dtype=DType.FLOAT32, unit=Unit.SAMPLES)
-LOGPROBS = Field(name="logprobs", dtype=DType.FLOAT32, unit=Unit.TOKENS)
-ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.SAMPLES)
-TOKEN_ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.TOKENS)
-VALUES = Field(name="values", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+
+def _field(name: str, dtype: DType, unit: Unit) -> Field:
+    return Field(name=name, dtype=dtype, unit=unit)
+
+
+PROMPT = _field("prompt", DType.INT64, Unit.PROMPTS)
+TOKENS = _field("tokens", DType.INT64, Unit.TOKENS)
+RESPONSE_MASK = _field("response_mask", DType.BOOL, Unit.TOKENS)
+ROLLOUT_LOGPROBS = _field("rollout_logprobs", DType.FLOAT32, Unit.TOKENS)
+SCORE = _field("score", DType.FLOAT32, Unit.SAMPLES)
+LOGPROBS = _field("logprobs", DType.FLOAT32, Unit.TOKENS)
+ADVANTAGE = _field("advantage", DType.FLOAT32, Unit.SAMPLES)
+TOKEN_ADVANTAGE = _field("advantage", DType.FLOAT32, Unit.TOKENS)
+VALUES = _field("values", DType.FLOAT32, Unit.TOKENS)
 """A critic's value of the state before each response token."""
-RETURNS = Field(name="returns", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+RETURNS = _field("returns", DType.FLOAT32, Unit.TOKENS)
 """The targets that a critic learns."""
-PART = Field(name="source", dtype=DType.INT64, unit=Unit.SAMPLES)
+PART = _field("source", DType.INT64, Unit.SAMPLES)
 """The place of a sample's set among those that were joined, from 0."""
-PREFERRED = Field(name="preferred", dtype=DType.BOOL, unit=Unit.SAMPLES)
+PREFERRED = _field("preferred", DType.BOOL, Unit.SAMPLES)
 """Marks the preferred sample of a pair."""
-OBSERVATION = Field(name="observation", dtype=DType.INT64, unit=Unit.TOKENS)
+OBSERVATION = _field("observation", DType.INT64, Unit.TOKENS)
 """The observations of an environment, as tokens."""
-TURN = Field(name="turn", dtype=DType.INT64, unit=Unit.TOKENS)
+TURN = _field("turn", DType.INT64, Unit.TOKENS)
 """The turn that a response token belongs to, from 0; -1 off the responses."""
-TOKEN_REWARD = Field(name="token_reward", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+TOKEN_REWARD = _field("token_reward", DType.FLOAT32, Unit.TOKENS)
 """Reward that is given at a token; a turn's lies on its last response token."""
-STATE = Field(name="state", dtype=DType.INT64, unit=Unit.TOKENS)
+STATE = _field("state", DType.INT64, Unit.TOKENS)
 """A number of the environment's state before the token's turn: equal numbers, equal states."""
-WEIGHTS = Field(name="weights", dtype=DType.MODEL, unit=Unit.ROLES)
+WEIGHTS = _field("weights", DType.MODEL, Unit.ROLES)
 
 SAMPLING_OPTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
@@ -161,12 +168,26 @@ class AttrRule:
     until: Level = Level.PLACED
 
 
+def _attr(
+    name: str,
+    *types: type,
+    filled: Level | None = None,
+    since: Level = Level.TRACED,
+    until: Level = Level.PLACED,
+) -> AttrRule:
+    return AttrRule(name=name, types=types, filled=filled, since=since, until=until)
+
+
 def _placed(name: str, *types: type) -> AttrRule:
-    return AttrRule(name=name, types=types, filled=Level.PLACED, since=Level.PLACED)
+    return _attr(name, *types, filled=Level.PLACED, since=Level.PLACED)
+
+
+def _spec(kind: type[Spec]) -> AttrRule:
+    return _attr("spec", kind, filled=Level.TRACED)
 
 
 COMMON_ATTRS: tuple[AttrRule, ...] = (
-    AttrRule(name="cost", types=(NodeCost,)),
+    _attr("cost", NodeCost),
     _placed("start", str),
     _placed("chunk", int),
 )
@@ -195,7 +216,7 @@ class Signature:
         attrs: The attributes that it takes.
     """
 
-    has_role: bool
+    has_role: bool = False
     arguments: tuple[Argument, ...] = ()
     outputs: tuple[Field, ...] | None = None
     attrs: tuple[AttrRule, ...] = ()
@@ -217,225 +238,169 @@ class Signature:
 FORWARD_PASSES = (Op.LOGPROBS, Op.VALUES, Op.SCORE)
 """Operations that run a role's model on samples; a score may be by rules."""
 
+
+def _takes(name: str, *fields: Field, **more: Any) -> Argument:
+    return Argument(name=name, fields=fields, **more)
+
+
+def _may_take(name: str, *fields: Field, **more: Any) -> Argument:
+    return Argument(name=name, fields=fields, required=False, **more)
+
+
 _SAMPLES = (TOKENS, RESPONSE_MASK)
 _EPISODE = (TURN, TOKEN_REWARD, STATE)
-_ROLLOUT = Argument(
-    name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, PART, *_EPISODE)
+_ROLLOUT = _takes(
+    "rollout", *_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, PART, *_EPISODE)
 )
+_ADVANTAGES = _may_take("advantages", ADVANTAGE, also=(TOKEN_ADVANTAGE,))
 CARRIED: tuple[Argument, ...] = (
-    Argument(name="scores", fields=(SCORE,), required=False, many=True),
-    Argument(name="logprobs", fields=(LOGPROBS,), required=False, many=True),
-    Argument(
-        name="advantages", fields=(ADVANTAGE,), also=(TOKEN_ADVANTAGE,), required=False, many=True
-    ),
+    _may_take("scores", SCORE, many=True),
+    _may_take("logprobs", LOGPROBS, many=True),
+    replace(_ADVANTAGES, many=True),
 )
 """Values of samples that go with them where `fl.where` and `fl.concat` make another set."""
-_RECEIVERS = Argument(name="rollout", fields=(RESPONSE_MASK,))
-_WEIGHTS_OF_LAST_STEP = Argument(name="weights", fields=(WEIGHTS,), required=False, carried=True)
-_WEIGHTS_OF_UPDATE = Argument(name="weights", fields=(WEIGHTS,), required=False)
-"""The weights that a forward pass runs with: those after an update of the same step. Without it,
-they are those that the step began with."""
+_OF_RECEIVERS = (_takes("rollout", RESPONSE_MASK), _takes("input", any_fields=True))
+"""The samples for which there is a value, and the values."""
+_OF_MODEL = (_takes("rollout", *_SAMPLES), _may_take("weights", WEIGHTS))
+"""The arguments of a forward pass. The weights are those after an update of the same step; without
+them, it runs with those that the step began with."""
 
 SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
     {
         Op.SOURCE: Signature(
-            has_role=False,
             # The rows of these prompts in place of rows that are taken for itself.
-            arguments=(Argument(name="prompts", fields=(PROMPT,), required=False),),
-            attrs=(AttrRule(name="data", types=(str,), filled=Level.TRACED),),
+            arguments=(_may_take("prompts", PROMPT),),
+            attrs=(_attr("data", str, filled=Level.TRACED),),
         ),
         Op.GENERATE: Signature(
             has_role=True,
             arguments=(
-                Argument(name="prompts", fields=(PROMPT,), required=False),
-                Argument(name="observation", fields=(OBSERVATION,), required=False, inner=True),
-                _WEIGHTS_OF_LAST_STEP,
+                _may_take("prompts", PROMPT),
+                _may_take("observation", OBSERVATION, inner=True),
+                _may_take("weights", WEIGHTS, carried=True),
             ),
-            outputs=(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS),
+            outputs=(*_SAMPLES, ROLLOUT_LOGPROBS),
             attrs=(
-                AttrRule(name="n", types=(int,), filled=Level.LOWERED),
-                AttrRule(name="sampling", types=(Sampling,), filled=Level.LOWERED),
-                AttrRule(name="grammar", types=(Grammar,)),
-                *(
-                    AttrRule(name=name, types=types, until=Level.TRACED)
-                    for name, types in SAMPLING_OPTIONS.items()
-                ),
+                _attr("n", int, filled=Level.LOWERED),
+                _attr("sampling", Sampling, filled=Level.LOWERED),
+                _attr("grammar", Grammar),
+                *(_attr(name, *t, until=Level.TRACED) for name, t in SAMPLING_OPTIONS.items()),
             ),
         ),
         Op.INTERACT: Signature(
             has_role=True,
             arguments=(
-                Argument(name="prompts", fields=(PROMPT,)),
-                Argument(
-                    name="turns",
-                    fields=(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS),
-                    inner=True,
-                    many=True,
-                ),
+                _takes("prompts", PROMPT),
+                _takes("turns", *_SAMPLES, ROLLOUT_LOGPROBS, inner=True, many=True),
             ),
             outputs=(OBSERVATION, *_SAMPLES, ROLLOUT_LOGPROBS, *_EPISODE, SCORE),
             attrs=(
-                AttrRule(name="max_turns", types=(int,), filled=Level.TRACED),
-                AttrRule(name="max_observation_tokens", types=(int,), filled=Level.TRACED),
+                _attr("max_turns", int, filled=Level.TRACED),
+                _attr("max_observation_tokens", int, filled=Level.TRACED),
             ),
         ),
         Op.SCORE: Signature(
             has_role=True,
-            arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
-            attrs=(
-                AttrRule(name="by", types=(str,)),
-                AttrRule(name="per", types=(str,)),
-                AttrRule(name="separator", types=(str,)),
-            ),
+            arguments=_OF_MODEL,
+            attrs=(_attr("by", str), _attr("per", str), _attr("separator", str)),
         ),
-        Op.LOGPROBS: Signature(
-            has_role=True,
-            arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
-            outputs=(LOGPROBS,),
-        ),
-        Op.VALUES: Signature(
-            has_role=True,
-            arguments=(Argument(name="rollout", fields=_SAMPLES), _WEIGHTS_OF_UPDATE),
-            outputs=(VALUES,),
-        ),
+        Op.LOGPROBS: Signature(has_role=True, arguments=_OF_MODEL, outputs=(LOGPROBS,)),
+        Op.VALUES: Signature(has_role=True, arguments=_OF_MODEL, outputs=(VALUES,)),
         Op.ADVANTAGE: Signature(
-            has_role=False,
             arguments=(
-                Argument(name="scores", fields=(SCORE,), required=False, many=True),
-                Argument(
-                    name="rollout",
-                    fields=(RESPONSE_MASK,),
-                    optional_fields=(ROLLOUT_LOGPROBS, PART, *_EPISODE),
-                    required=False,
+                _may_take("scores", SCORE, many=True),
+                _may_take(
+                    "rollout", RESPONSE_MASK, optional_fields=(ROLLOUT_LOGPROBS, PART, *_EPISODE)
                 ),
-                Argument(name="reference", fields=(LOGPROBS,), required=False),
-                Argument(name="values", fields=(VALUES,), required=False),
-                Argument(name="baseline", fields=(SCORE,), required=False),
-                Argument(name="token_rewards", fields=(TOKEN_REWARD,), required=False),
-                Argument(name="policy", fields=(LOGPROBS,), required=False),
+                _may_take("reference", LOGPROBS),
+                _may_take("values", VALUES),
+                _may_take("baseline", SCORE),
+                _may_take("token_rewards", TOKEN_REWARD),
+                _may_take("policy", LOGPROBS),
             ),
-            attrs=(AttrRule(name="spec", types=(AdvantageSpec,), filled=Level.TRACED),),
+            attrs=(_spec(AdvantageSpec),),
         ),
-        Op.FILTER: Signature(
-            has_role=False,
-            arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
-            attrs=(AttrRule(name="spec", types=(FilterSpec,), filled=Level.TRACED),),
-        ),
-        Op.SELECT: Signature(
-            has_role=False,
-            arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
-            attrs=(AttrRule(name="spec", types=(SelectSpec,), filled=Level.TRACED),),
-        ),
-        Op.REPLAY: Signature(
-            has_role=False,
-            arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
-            attrs=(AttrRule(name="spec", types=(Replay,), filled=Level.TRACED),),
-        ),
+        **{
+            op: Signature(arguments=(_ROLLOUT, _takes("scores", SCORE)), attrs=(_spec(kind),))
+            for op, kind in (
+                (Op.FILTER, FilterSpec),
+                (Op.SELECT, SelectSpec),
+                (Op.REPLAY, Replay),
+            )
+        },
         Op.WHERE: Signature(
-            has_role=False,
-            arguments=(
-                Argument(name="prompts", fields=(PROMPT,), required=False),
-                replace(_ROLLOUT, required=False),
-                *CARRIED,
-            ),
-            attrs=(AttrRule(name="spec", types=(RowCondition,), filled=Level.TRACED),),
+            arguments=(_may_take("prompts", PROMPT), replace(_ROLLOUT, required=False), *CARRIED),
+            attrs=(_spec(RowCondition),),
         ),
         Op.CONCAT: Signature(
-            has_role=False,
             arguments=(
-                Argument(
-                    name="rollout",
-                    fields=_SAMPLES,
-                    optional_fields=(ROLLOUT_LOGPROBS, *_EPISODE),
-                    many=True,
+                _takes(
+                    "rollout", *_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, *_EPISODE), many=True
                 ),
                 *CARRIED,
             ),
             # The logprob of tokens that no policy sampled, where a loss is to read one.
-            attrs=(AttrRule(name="missing_logprob", types=(float, int)),),
+            attrs=(_attr("missing_logprob", float, int),),
         ),
         Op.PAIR: Signature(
-            has_role=False,
-            arguments=tuple(
-                Argument(name=name, fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,))
-                for name in ("preferred", "other")
+            arguments=(
+                _takes("preferred", *_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,)),
+                _takes("other", *_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,)),
             ),
         ),
         Op.MAP: Signature(
-            has_role=False,
-            arguments=(Argument(name="input", many=True, any_fields=True),),
-            attrs=(AttrRule(name="spec", types=(MapSpec,), filled=Level.TRACED),),
+            arguments=(_takes("input", many=True, any_fields=True),), attrs=(_spec(MapSpec),)
         ),
         Op.PROMPTS_OF: Signature(
-            has_role=False,
-            arguments=(
-                Argument(name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,)),
-            ),
+            arguments=(_takes("rollout", *_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,)),),
             outputs=(PROMPT,),
-            attrs=(AttrRule(name="spec", types=(PromptsSpec,), filled=Level.TRACED),),
+            attrs=(_spec(PromptsSpec),),
         ),
-        # Their first argument says for which samples there is a value; the second has the values.
-        Op.PARENT: Signature(
-            has_role=False,
-            arguments=(_RECEIVERS, Argument(name="input", any_fields=True)),
-        ),
-        Op.MEAN_OF_CHILDREN: Signature(
-            has_role=False,
-            arguments=(_RECEIVERS, Argument(name="input", any_fields=True)),
-        ),
+        Op.PARENT: Signature(arguments=_OF_RECEIVERS),
+        Op.MEAN_OF_CHILDREN: Signature(arguments=_OF_RECEIVERS),
         Op.UPDATE: Signature(
             has_role=True,
             arguments=(
-                Argument(
-                    name="rollout",
-                    fields=_SAMPLES,
-                    optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, PART),
-                ),
-                Argument(name="rewards", fields=(SCORE,), required=False, until=Level.TRACED),
-                Argument(
-                    name="advantages",
-                    fields=(ADVANTAGE,),
-                    also=(TOKEN_ADVANTAGE,),
-                    required=False,
-                ),
-                Argument(name="reference", fields=(LOGPROBS,), required=False),
-                Argument(name="old", fields=(LOGPROBS,), required=False),
-                Argument(name="values", fields=(VALUES,), required=False),
-                Argument(name="returns", fields=(RETURNS,), required=False),
-                Argument(name="extra", required=False, many=True, any_fields=True),
+                _takes("rollout", *_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, PART)),
+                _may_take("rewards", SCORE, until=Level.TRACED),
+                _ADVANTAGES,
+                _may_take("reference", LOGPROBS),
+                _may_take("old", LOGPROBS),
+                _may_take("values", VALUES),
+                _may_take("returns", RETURNS),
+                _may_take("extra", many=True, any_fields=True),
             ),
             outputs=(WEIGHTS,),
             attrs=(
-                AttrRule(name="loss", types=(LossSpec,), filled=Level.LOWERED),
-                AttrRule(name="kl", types=(KL,)),
-                AttrRule(name="behaviour_logprobs", types=(str,)),
-                AttrRule(name="old_logprobs", types=(str,)),
-                AttrRule(name="every", types=(int,)),
+                _attr("loss", LossSpec, filled=Level.LOWERED),
+                _attr("kl", KL),
+                _attr("behaviour_logprobs", str),
+                _attr("old_logprobs", str),
+                _attr("every", int),
                 # Of a term of a sum: the sum's name, and the factor of its loss and penalty.
-                AttrRule(name="sum", types=(str,)),
-                AttrRule(name="weight", types=(float,)),
+                _attr("sum", str),
+                _attr("weight", float),
                 _placed("micro_batch", int),
                 # Of packed micro-batches; others hold so many samples.
-                AttrRule(name="micro_tokens", types=(int,), since=Level.PLACED),
+                _attr("micro_tokens", int, since=Level.PLACED),
             ),
         ),
         Op.SYNC: Signature(
             has_role=True,
-            arguments=(Argument(name="weights", fields=(WEIGHTS,)),),
+            arguments=(_takes("weights", WEIGHTS),),
             outputs=(WEIGHTS,),
             attrs=(
-                AttrRule(name="in_place", types=(bool,), filled=Level.LOWERED),
-                AttrRule(name="every", types=(int,)),
-                AttrRule(name="decay", types=(float,)),
-                AttrRule(name="reset_optimizer", types=(bool,)),
+                _attr("in_place", bool, filled=Level.LOWERED),
+                _attr("every", int),
+                _attr("decay", float),
+                _attr("reset_optimizer", bool),
                 _placed("transport", str),
             ),
         ),
         Op.LOG: Signature(
-            has_role=False,
-            arguments=(Argument(name="value", any_fields=True),),
+            arguments=(_takes("value", any_fields=True),),
             outputs=(),
-            attrs=(AttrRule(name="name", types=(str,), filled=Level.TRACED),),
+            attrs=(_attr("name", str, filled=Level.TRACED),),
         ),
     }
 )
