@@ -119,7 +119,9 @@ def explained(subject: str, error: BaseException, *, otherwise: str | None = Non
         hint="correct this line; with --debug the command shows the whole traceback",
     )
     own = _user_frames(error)
-    if own:
+    if isinstance(error, SyntaxError):
+        message.found = (error.text or "").strip() or None
+    elif own:
         calls = [f"{_place(frame)} (in {frame.name})" for frame in own[-2 : -2 - _MOST_CALLS : -1]]
         message.found = ", called from ".join([f"`{own[-1].line}`", *calls])
     message.user_frames = _traceback(error)

@@ -6,12 +6,11 @@ given advantage, map or loss needs, and refuses what would be passed and never r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import (
     Edge,
-    Field,
     Graph,
     Level,
     Node,
@@ -21,15 +20,9 @@ from flowrl.graph.ir import (
     node_error,
     per,
 )
+from flowrl.graph.needs import ADVANTAGE_NEEDS, check_needs
 from flowrl.graph.sample_sets import replay_before, sampling_node
 from flowrl.graph.set_conditions import check_concat, check_join, check_replay, check_where
-from flowrl.graph.signatures import (
-    PART,
-    ROLLOUT_LOGPROBS,
-    STATE,
-    TOKEN_REWARD,
-    TURN,
-)
 from flowrl.graph.update_conditions import check_update
 from flowrl.specs import AdvantageSpec, MapSpec
 from flowrl.specs.filters import Parsed, Turns
@@ -167,106 +160,18 @@ def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
 
 # Advantages.
 
-_NEEDS: Mapping[str, tuple[str, str, str]] = {
-    "mask": (
-        "rollout",
-        "to know which tokens are a response",
-        "pass the rollout that was scored",
-    ),
-    "logprobs": (
-        "rollout",
-        "for the logprobs of the tokens",
-        "pass the rollout that was scored",
-    ),
-    "turns": (
-        "rollout",
-        "to know which turn a token belongs to",
-        "pass the rollout that fl.interact returned",
-    ),
-    "token_rewards": (
-        "rollout",
-        "for the rewards of its turns",
-        "pass the rollout that fl.interact returned",
-    ),
-    "process_rewards": (
-        "token_rewards",
-        "of each token",
-        'pass token_rewards=prm.score(rollout, per="token"), or what a map gave as token_reward',
-    ),
-    "values": ("values", "of a critic", "pass values=critic.values(rollout)"),
-    "baselines": (
-        "baseline",
-        "of each prompt",
-        "pass baseline=verifier.score(actor.generate(prompts, n=1, temperature=0))",
-    ),
-    "sum_pi_squared": (
-        "policy",
-        "for the probabilities that its tokens were sampled with",
-        "pass policy=actor.logprobs(rollout)",
-    ),
-    "reference_logprobs": (
-        "reference",
-        "of the other policy",
-        "pass what teacher.logprobs(rollout) returned",
-    ),
-    "source": (
-        "rollout",
-        "to know which set a sample is from",
-        "pass what fl.concat returned",
-    ),
-    "rewards": (
-        "scores_2",
-        "to have several rewards to combine",
-        "pass the scores of several rewards",
-    ),
-}
-"""For each field of `AdvantageBatch`: the argument that gives it, its purpose, and a suggestion."""
-
-_FIELDS: Mapping[str, tuple[Field, ...]] = {
-    "logprobs": (ROLLOUT_LOGPROBS,),
-    "turns": (TURN, TOKEN_REWARD, STATE),
-    "token_rewards": (TOKEN_REWARD,),
-    "source": (PART,),
-}
-"""The fields that the argument must carry for a field of `AdvantageBatch`."""
-
 
 def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
     spec = node.attr("spec")
     if not isinstance(spec, AdvantageSpec):
         return  # the signature reports it
-    needs = list(spec.needs)
-    penalty = bool(getattr(spec, "kl_coefficient", 0.0))
-    if penalty:
+    needs = [*(["scores"] if spec.needs_scores else []), *spec.needs]
+    if getattr(spec, "kl_coefficient", 0.0):
         needs += ["reference_logprobs", "logprobs"]
     if "sum_pi_squared" in needs:  # of the same weights, as the logprobs then are
         needs.remove("logprobs")
         yield from _check_policy(graph, node)
-    unknown = [name for name in needs if name not in _NEEDS]
-    if unknown:
-        yield node_error(node, f"no operation gives {called(spec)} its {', '.join(unknown)}")
-    if spec.needs_scores and "scores" not in node.inputs:
-        yield node_error(
-            node,
-            f"advantage {called(spec)} needs 'scores', one a sample",
-            hint="pass what verifier.score(rollout) returned",
-        )
-    wanted = {_NEEDS[name][0] for name in needs if name in _NEEDS}
-    reported: set[str] = set()
-    for name in needs:
-        argument, why, to_give = _NEEDS.get(name, ("", "", ""))
-        if argument and argument not in node.inputs and argument not in reported:
-            reported.add(argument)
-            if penalty and name == "reference_logprobs" and name not in spec.needs:
-                why = "for its KL penalty"
-                to_give = "pass reference=reference.logprobs(rollout), or set kl=0"
-            yield node_error(
-                node, f"advantage {called(spec)} needs '{argument}' {why}", hint=to_give
-            )
-        edge = graph.feeding(node.id, argument) if argument else None
-        if edge is not None:
-            yield from _check_carried(node, spec, name, edge)
-    yield from _check_unused(node, spec, wanted)
+    yield from check_needs(graph, node, f"advantage {called(spec)}", needs, ADVANTAGE_NEEDS)
 
 
 def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
@@ -282,49 +187,9 @@ def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
         yield node_error(
             node,
             f"'policy' of the advantage are logprobs of {asked.role or asked.id}{after}, but "
-            f"{sampler.role} "
-            f"sampled them{before}",
+            f"{sampler.role} sampled them{before}",
             hint=f"pass policy={sampler.role}.logprobs(rollout), read before any update",
         )
-
-
-_TO_CARRY = {
-    "logprobs": "pass a rollout that a role generated",
-    "source": "pass what fl.concat returned",
-}
-"""How to feed the fields that not every rollout has; the others are of episodes."""
-
-
-def _check_carried(node: Node, spec: AdvantageSpec, need: str, edge: Edge) -> Iterator[GraphError]:
-    missing = [f for f in _FIELDS.get(need, ()) if f.name not in edge.fields]
-    if missing:
-        penalty = need == "logprobs" and need not in spec.needs
-        reader = f"the KL penalty of {called(spec)}" if penalty else f"advantage {called(spec)}"
-        yield node_error(
-            node,
-            f"{reader} needs '{missing[0].name}' {per(missing[0])}, "
-            f"but '{edge.src}' gives {', '.join(edge.fields)}",
-            hint=_TO_CARRY.get(need, "pass a rollout that fl.interact returned"),
-        )
-
-
-_TO_LEAVE = {
-    "rollout": "leave rollout out",
-    "reference": "leave reference out, or give the penalty a coefficient: kl=0.001",
-    "values": "leave values out, or use fl.advantage.gae",
-    "baseline": "leave baseline out, or use fl.advantage.remax",
-    "policy": "leave policy out, or use fl.advantage.optimal_token_baseline",
-    "token_rewards": "leave token_rewards out, or use fl.advantage.gae or reinforce_pp",
-    "scores_2": "add rewards up with fl.weighted_sum, or use fl.advantage.normalise_then_sum",
-}
-
-
-def _check_unused(node: Node, spec: AdvantageSpec, wanted: set[str]) -> Iterator[GraphError]:
-    for argument, hint in _TO_LEAVE.items():
-        if argument in node.inputs and argument not in wanted:
-            yield node_error(
-                node, f"advantage {called(spec)} does not use its '{argument}'", hint=hint
-            )
 
 
 # Maps.

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.ids import NodeId
-from flowrl.specs import FilterSpec, SelectSpec
-from flowrl.specs.filters import BestAndWorst, Parsed, Threshold, Turns
+from flowrl.specs.filters import Threshold, Turns
 
 __all__ = [
     "JOINS",
@@ -141,94 +140,15 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
                     node,
                     f"{node.id} gets '{edges[0].argument}' for the samples of '{first.id}', "
                     f"but '{edge.argument}' for the samples of '{other.id}'",
-                    hint=_suggestion(graph, node, edges[0], edge, made),
+                    hint=_ONE_SET,
                 )
 
 
-def _suggestion(graph: Graph, node: Node, first: Edge, other: Edge, made: dict[str, str]) -> str:
-    """Returns what to write where two arguments are of different samples."""
-    makers = graph.node(made[first.src]), graph.node(made[other.src])
-    replayed = next((n for n in makers if n.op is Op.REPLAY), None)
-    if replayed is not None:
-        return (
-            f"the samples of '{replayed.id}' are of earlier steps: make advantages of the scores "
-            "that come with them, and an update of their own"
-        )
-    parts = [_wholes(graph, maker) for maker in makers]
-    if node.op is Op.MAP and Op.SOURCE in (wholes[-1].op for wholes in parts):
-        return (
-            "samples of a rollout have no counterparts in the data: call the map once for each set"
-        )
-    for values, samples in ((other, first), (first, other)):
-        call = _call_between(graph, values, made[samples.src], made)
-        if call is not None:
-            return f"take what '{values.src}' gives to '{made[samples.src]}' first: {call}"
-    if parts[0][-1] == parts[1][-1]:
-        return _suggestion_for_parts(*parts)
-    if node.op is Op.MAP and not any(maker.op in SUBSETS for maker in makers):
-        sizes = " and ".join(str(_group_size(graph, n) or "the config's") for n in makers)
-        return f"rollouts of the same prompts with as large groups can be compared; here {sizes}"
-    return f"pass what was made of the samples of '{makers[0].id}' throughout"
-
-
-def _wholes(graph: Graph, maker: Node) -> list[Node]:
-    """Returns a set, and the sets that it is a part of, up to a rollout or the data."""
-    sets = [maker]
-    while sets[-1].op in SUBSETS and (edge := graph.feeding(sets[-1].id, "rollout")) is not None:
-        sets.append(graph.node(edge.src))
-    return sets
-
-
-def _call_between(graph: Graph, values: Edge, samples: str, made: dict[str, str]) -> str | None:
-    """Returns the call that takes values to samples that are their parents or children."""
-    outputs = [graph.node(values.src).output(name) for name in values.fields]
-    if any(field is None or field.unit is not Unit.SAMPLES for field in outputs):
-        return None
-    receivers, givers = graph.node(samples), graph.node(made[values.src])
-    if (steps := _generations_between(graph, receivers, givers)) is not None:
-        return "fl.mean_of_children(" * steps + "..." + ")" * steps
-    if (steps := _generations_between(graph, givers, receivers)) is not None:
-        step_by_step = ", one generation after the other" if steps > 1 else ""
-        return f"fl.parent(..., of=rollout){step_by_step}"
-    return None
-
-
-def _generations_between(graph: Graph, parents: Node, children: Node) -> int | None:
-    """Returns the generations from a set down to the samples made of it; None if there are none."""
-    generations, ancestor = 0, parents_of(graph, children)
-    while ancestor is not None:
-        generations += 1
-        if origin_of(graph, ancestor) == origin_of(graph, parents):
-            return generations
-        ancestor = parents_of(graph, ancestor)
-    return None
-
-
-def _suggestion_for_parts(first: list[Node], other: list[Node]) -> str:
-    """Returns what to write where two arguments are of different parts of one set.
-
-    Args:
-        first: The part of the one argument, and the sets that it is a part of.
-        other: That of the other.
-    """
-    by_policy = [[n for n in part if isinstance(n.attr("spec"), Turns)] for part in (first, other)]
-    if all(by_policy) and by_policy[0] != by_policy[1]:
-        return (
-            "each policy's rollout goes with its own scores: (pro, pro_scores), (con, con_scores) "
-            "= fl.interact((pro, con), ...)"
-        )
-    smaller = other[0] if first[0] in other or first[0].op not in SUBSETS else first[0]
-    spec, after = smaller.attr("spec"), "a filter" if smaller.op is Op.FILTER else "a selection"
-    match spec:
-        case BestAndWorst():
-            call = "pairs = fl.select.best_and_worst(rollout, scores)"
-        case Parsed():
-            call = "rollout, scores = fl.select.parsed(rollout, regex=...)"
-        case FilterSpec() | SelectSpec():
-            call = f"rollout, scores = fl.{spec.family}.{spec.kind}(rollout, scores)"
-        case _:
-            after, call = "fl.where", "rollout, scores = fl.where((rollout, scores), row=...)"
-    return f"after {after}, use what it returned everywhere: {call}"
+_ONE_SET = (
+    "use what an operation returned in all that follows, as in rollout, scores = "
+    "fl.filter.zero_variance(rollout, scores); between samples and those that answer them, values "
+    "go through fl.parent and fl.mean_of_children"
+)
 
 
 def origin_of(graph: Graph, maker: Node, of: tuple[Op, ...] = SUBSETS) -> Node:
@@ -263,22 +183,15 @@ def _check_baseline(
 ) -> Iterator[GraphError]:
     """Checks for one score for each prompt that has samples, not of those samples themselves."""
     learned, lone = graph.node(made[scores.src]), graph.node(made[baseline.src])
+    asked, size = answered_prompts(graph, learned), _group_size(graph, lone)
     wrong = None
     if baseline.src == scores.src:
         wrong = f"gets '{baseline.src}' as its baseline and as its scores"
-    elif (asked := answered_prompts(graph, learned)) is None or asked != answered_prompts(
-        graph, lone
-    ):
-        wrong = (
-            f"needs a baseline for the prompts of '{learned.id}', but '{baseline.src}' scores "
-            f"other samples ('{lone.id}')"
-        )
+    elif asked is None or asked != answered_prompts(graph, lone):
+        wrong = f"compares '{learned.id}' with other prompts: '{baseline.src}' scores '{lone.id}'"
     elif origin_of(graph, lone, (Op.SELECT,)).op is Op.FILTER:
-        wrong = (
-            f"needs a baseline for every prompt, but '{baseline.src}' lacks those that a filter "
-            "took out"
-        )
-    elif (size := _group_size(graph, lone)) not in (1, None):
+        wrong = f"needs a baseline for every prompt, and a filter took some out of '{baseline.src}'"
+    elif size not in (1, None):
         wrong = f"needs one baseline a prompt, but '{baseline.src}' has {size} ('{lone.id}')"
     if wrong is not None:
         yield node_error(

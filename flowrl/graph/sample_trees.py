@@ -26,7 +26,6 @@ from flowrl.graph.signatures import prompt_fields
 from flowrl.graph.streaming import streaming_nodes
 from flowrl.ids import RoleName
 from flowrl.specs import LossSpec, PromptsSpec
-from flowrl.specs.filters import Parsed
 
 __all__ = ["check_sample_trees", "data_prompts", "evaluated_role"]
 
@@ -159,24 +158,14 @@ def _check_parent(graph: Graph, node: Node, children: Node, givers: Node) -> Ite
     while at.op in SUBSETS and (edge := graph.feeding(at.id, "rollout")) is not None:
         at = graph.node(edge.src)
         larger.append(at.id)
-    if givers.id in larger:
-        return
-    hint = f"pass values of '{parents.id}'"
-    if origin_of(graph, givers) == origin_of(graph, parents):
-        hint = (
-            f"'{givers.id}' has only some of the parents: take the values before it, or make the "
-            "prompts of what it returned"
+    if givers.id not in larger:
+        yield node_error(
+            node,
+            f"{node.id} gets values of '{givers.id}', and the parents of '{children.id}' are "
+            f"samples of '{parents.id}'",
+            hint=f"pass values of '{parents.id}', of all of them; go from one generation to the "
+            "next, step by step",
         )
-    elif (above := parents_of(graph, parents)) is not None and (
-        origin_of(graph, above) == origin_of(graph, givers)
-    ):
-        hint = f"go one step after the other: first the values of '{parents.id}'"
-    yield node_error(
-        node,
-        f"{node.id} gets values of '{givers.id}', and the parents of '{children.id}' are samples "
-        f"of '{parents.id}'",
-        hint=hint,
-    )
 
 
 def _check_mean(graph: Graph, node: Node, receivers: Node, givers: Node) -> Iterator[GraphError]:
@@ -191,9 +180,7 @@ def _check_mean(graph: Graph, node: Node, receivers: Node, givers: Node) -> Iter
         yield node_error(
             node,
             f"{node.id} needs the values of all children, and '{givers.id}' has only some of them",
-            hint="give each child a number: fl.parse(rollout, regex=..., otherwise=0.0)"
-            if isinstance(givers.attr("spec"), Parsed)
-            else "take the mean before the filter or the selection",
+            hint="take the mean before the filter or the selection",
         )
 
 

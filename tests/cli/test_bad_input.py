@@ -218,7 +218,9 @@ def test_a_workflow_file_that_raises_names_the_users_own_lines_and_no_traceback(
     assert "`return 1 / number`, called from raises.py:10 (in mine)" in ended["raises"].err
     assert ended["imports"].err.startswith("error: imports.py:2: importing imports.py raised Mod")
     assert "No module named 'no_such_module'" in ended["imports"].err
-    assert "syntax.py:2: syntax.py is no Python: invalid syntax" in ended["syntax"].err
+    assert (
+        "syntax.py:2: importing syntax.py raised SyntaxError: invalid syntax" in ended["syntax"].err
+    )
     assert "found: def mine(:" in ended["syntax"].err
 
 

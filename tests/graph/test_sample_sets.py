@@ -133,11 +133,11 @@ def two_best(of: dict[str, Any]) -> Any:
     [
         (several, "needs one baseline a prompt, but 'judge.score.4' has 2"),
         (itself, "gets 'judge.score.3' as its baseline and as its scores"),
-        (of_other_prompts, "needs a baseline for the prompts of 'actor.generate.2'"),
-        (of_pairs, "but 'judge.score.4' scores other samples ('pairs')"),
+        (of_other_prompts, "compares 'actor.generate.2' with other prompts"),
+        (of_pairs, "'judge.score.4' scores 'pairs'"),
         (several_episodes, "needs one baseline a prompt, but 'game.interact' has 2"),
-        (filtered, "lacks those that a filter took out"),
-        (best_of_filtered, "lacks those that a filter took out"),
+        (filtered, "a filter took some out of 'filter'"),
+        (best_of_filtered, "a filter took some out of 'select'"),
         (two_best, "needs one baseline a prompt, but 'select' has 2"),
     ],
 )
@@ -182,9 +182,8 @@ def test_numbers_of_samples_of_two_rollouts_may_be_compared():
 
 
 def test_groups_of_two_rollouts_that_are_compared_are_of_one_size():
-    with pytest.raises(GraphError, match=r"but 'input_2' for the samples of") as caught:
+    with pytest.raises(GraphError, match=r"but 'input_2' for the samples of"):
         compared(leads, first=2, second=3).trace()
-    assert "here 2 and 3" in caught.value.hint
     compared(leads, first=None, second=3).trace()
     with pytest.raises(GraphError, match=r"but 'input_2' for the samples of"):
         lower(compared(leads, first=None, second=3))
@@ -194,53 +193,6 @@ def test_tokens_of_two_rollouts_have_no_counterparts():
     with pytest.raises(GraphError, match="reads 'logprobs' per token, of other samples") as caught:
         compared(gaps, first=2, second=2).trace()
     assert "test_sample_sets.py" in caught.value.where
-
-
-def test_the_way_out_of_mixed_samples_is_told_by_what_made_them():
-    @fl.workflow
-    def two_rollouts(prompts: fl.Prompts, actor: fl.Policy, other: fl.Policy, judge: fl.Reward):
-        mine, theirs = actor.generate(prompts), other.generate(prompts)
-        actor.update(mine, judge.score(theirs))
-
-    @fl.workflow
-    def selected(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
-        rollout = actor.generate(prompts)
-        scores = judge.score(rollout)
-        best, _ = fl.select.threshold(rollout, scores, at_least=1.0)
-        actor.update(best, scores)
-
-    for program, hint in (
-        (two_rollouts, "'actor.generate' throughout"),
-        (selected, "fl.select.threshold"),
-    ):
-        with pytest.raises(GraphError, match="for the samples of") as caught:
-            program.trace()
-        assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("select", "call"),
-    [
-        (lambda r, s: fl.select.parsed(r, regex="[0-9]"), "fl.select.parsed(rollout, regex=...)"),
-        (lambda r, s: fl.select.top(r, s, k=2), "rollout, scores = fl.select.top(rollout, scores)"),
-        (
-            lambda r, s: (fl.select.best_and_worst(*fl.filter.zero_variance(r, s)), s),
-            "pairs = fl.select.best_and_worst(rollout, scores)",
-        ),
-        (lambda r, s: (fl.where(r, row="a", equals=1), s), "fl.where((rollout, scores), row=...)"),
-    ],
-)
-def test_the_selection_that_scores_lack_is_named_as_it_is_called(select, call):
-    @fl.workflow
-    def selected(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
-        rollout = actor.generate(prompts)
-        scores = judge.score(rollout)
-        rollout, scores = fl.filter.zero_variance(rollout, scores)
-        actor.update(select(rollout, scores)[0], scores, loss=fl.loss.reinforce())
-
-    with pytest.raises(GraphError, match="for the samples of") as caught:
-        selected.trace()
-    assert call in caught.value.hint
 
 
 @pytest.mark.parametrize("narrower", [lambda *of: of, fl.filter.zero_variance])
@@ -254,4 +206,4 @@ def test_scores_of_another_policy_of_an_episode_are_to_be_its_own(narrower):
 
     with pytest.raises(GraphError, match="for the samples of") as caught:
         swapped.trace()
-    assert "(pro, pro_scores), (con, con_scores) = fl.interact((pro, con)" in caught.value.hint
+    assert "use what an operation returned in all that follows" in caught.value.hint

@@ -178,34 +178,34 @@ MISUSES = {
                 fl.filter.zero_variance(of["draft"], of["draft_scores"])[1], of=of["critique"]
             ),
         ),
-        "take the values before it",
+        "of all of them",
     ),
     "values of children for parents": (
         lambda of: answer(of, fl.select.top(of["draft"], of["scores"])[0]),
-        "gives to 'critic.generate' first: fl.mean_of_children(...)",
+        "fl.mean_of_children",
     ),
     "values of children for grandparents": (
         lambda of: answer(
             of,
             fl.select.top(of["draft"], of["judge"].score(generated(of, of["critique"])))[0],
         ),
-        "fl.mean_of_children(fl.mean_of_children(...))",
+        "fl.mean_of_children",
     ),
     "values of parents for children": (
         lambda of: answer(of, fl.select.top(of["critique"], of["draft_scores"])[0]),
-        "gives to 'critic.generate.2' first: fl.parent(..., of=rollout)",
+        "fl.parent",
     ),
     "lengths of children for parents": (
         lambda of: fl.log(
             "long", fl.shaping.soft_overlong(of["scores"], of["draft"], max_tokens=8, buffer=4)
         ),
-        "gives to 'critic.generate' first: fl.mean_of_children(...)",
+        "fl.mean_of_children",
     ),
     "children that state a number": (
         lambda of: fl.log(
             "mean", fl.mean_of_children(fl.select.parsed(of["critique"], regex="[0-9]")[1])
         ),
-        "fl.parse(rollout, regex=..., otherwise=0.0)",
+        "take the mean before the filter",
     ),
     "some children": (
         lambda of: fl.log(
@@ -216,7 +216,7 @@ MISUSES = {
     ),
     "grandparents": (
         lambda of: fl.log("far", fl.parent(of["draft_scores"], of=generated(of, of["critique"]))),
-        "one step after the other",
+        "step by step",
     ),
     "tokens": (
         lambda of: fl.log("long", fl.parent(long(of["draft_scores"]), of=of["critique"])),
@@ -232,7 +232,7 @@ MISUSES = {
     ),
     "children together with parents": (
         lambda of: fl.log("sum", fl.weighted_sum((of["draft_scores"], 1.0), (of["scores"], 1.0))),
-        "take what 'judge.score.2' gives to 'critic.generate' first: fl.mean_of_children(...)",
+        "fl.mean_of_children",
     ),
 }
 

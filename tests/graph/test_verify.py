@@ -92,7 +92,7 @@ def test_an_argument_that_nothing_feeds_is_refused(graph):
     edges = tuple(e for e in graph.edges if e.dst != "advantage")
     assert "nothing feeds argument 'scores'" in str(refused(replace(graph, edges=edges)))
     error = refused(without_edge(graph, "advantage", "scores"))
-    assert "advantage group_relative needs 'scores', one a sample" in str(error)
+    assert "advantage group_relative needs 'scores'" in str(error)
 
 
 def test_an_update_that_nobody_feeds_is_refused(graph):
@@ -201,7 +201,7 @@ def test_a_loss_that_cannot_use_its_advantages_is_refused(graph):
 
 def test_a_policy_loss_without_advantages_is_refused(graph):
     error = refused(without_edge(graph, "actor.update", "advantages"))
-    assert "needs advantages or rewards per sample" in str(error)
+    assert "needs 'rewards' or 'advantages'" in str(error)
 
 
 def test_a_lowered_update_says_where_its_old_logprobs_come_from(graph):
@@ -216,7 +216,7 @@ def test_a_lowered_update_says_where_its_old_logprobs_come_from(graph):
 
 def test_a_loss_of_a_critic_needs_what_a_critic_gives(graph):
     said = str(refused(graph.replacing(graph.node("actor.update").with_attrs(loss=value_clip()))))
-    assert "update(loss=value_clip) needs 'returns' per token" in said
+    assert "update(loss=value_clip) needs 'returns'" in said
 
 
 def test_a_graph_without_updates_logs_and_samples_is_refused(graph):
@@ -253,4 +253,3 @@ def test_examples_that_are_imitated_are_not_weighed(weights, loss):
     with pytest.raises(GraphError, match=f"does not use its {weights}") as caught:
         program.trace()
     assert f"leave {weights} out" in caught.value.hint
-    assert "loss=fl.loss.reinforce()" in caught.value.hint

@@ -131,7 +131,7 @@ def test_passes_of_a_model_are_merged_only_where_they_score_the_same_parts():
         ),
         (
             lambda a, r, s, prm, ref, c: a.update(r, advantages=of_tokens(s, r)),
-            ["needs 'token_rewards' of each token", "prm.score(rollout"],
+            ["needs 'token_rewards' for its process_rewards", "prm.score(rollout"],
         ),
         (
             lambda a, r, s, prm, ref, c: a.update(r, prm.score(r, per="token")),
@@ -242,7 +242,7 @@ def test_reward_models_learn_outcomes_of_samples_and_of_tokens():
         ),
         (
             lambda a, r, s, prm, ref, c: a.update(r, s, loss=fl.loss.implicit_reward()),
-            ["needs 'reference' logprobs per token"],
+            ["needs 'reference' for its reference_logprobs"],
         ),
         (
             lambda a, r, s, prm, ref, c: a.update(r, s, loss=fl.loss.outcome()),
@@ -281,5 +281,5 @@ def test_a_graph_with_a_score_of_parts_that_is_none_is_refused():
         with pytest.raises(GraphError, match=message):
             verify(graph.replacing(changed))
     spec = replace(graph.node("advantage").attr("spec"), token_rewards="none")
-    with pytest.raises(GraphError, match="does not use its 'token_rewards'"):
+    with pytest.raises(GraphError, match="does not use its token_rewards"):
         verify(graph.replacing(graph.node("advantage").with_attrs(spec=spec)))

@@ -108,6 +108,7 @@ def test_a_syntax_error_is_shown_with_its_line(tmp_path):
     with pytest.raises(TraceError) as caught:
         load_workflow(str(path))
     assert "typo.py raised SyntaxError: invalid syntax" in caught.value.what
+    assert caught.value.found == "def f(:"
     assert caught.value.where.endswith("typo.py:2")
 
 

@@ -92,7 +92,7 @@ def test_replayed_samples_have_the_scores_of_their_step():
     ("body", "mark", "said", "hint"),
     [
         (nested, "replayed again", "holds what replay returns", "pass the rollout"),
-        (mixed, "other scores", "for the samples of 'replay'", "of earlier steps"),
+        (mixed, "other scores", "for the samples of 'replay'", "use what an operation returned"),
         (of_children, "children", "answer prompts made of other samples", "generate(prompts)"),
         (as_parents, "parents", "makes prompts of earlier samples ('replay')", "generate(prompts)"),
     ],

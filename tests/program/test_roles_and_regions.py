@@ -138,7 +138,7 @@ def test_turns_are_asked_of_an_interaction_alone():
 
     error = refusal(single)
     assert "advantage group_in_group needs 'turn' per token" in str(error)
-    assert error.hint == "pass a rollout that fl.interact returned"
+    assert error.hint == "pass the rollout that fl.interact returned"
 
 
 def test_a_reward_model_learns_from_pairs_and_scores_rollouts():

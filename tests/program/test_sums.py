@@ -153,7 +153,7 @@ def test_a_term_without_what_its_loss_reads_is_named():
             )
         )
 
-    with pytest.raises(GraphError, match="needs advantages or rewards") as caught:
+    with pytest.raises(GraphError, match="needs 'rewards' or 'advantages'") as caught:
         learning(made).trace()
     assert caught.value.where.endswith(f":{line_with(__file__, 'lacks advantages')}")
 

@@ -200,8 +200,7 @@ def test_what_tracing_refuses_is_refused_with_values_too(use: Any, tmp_path: Pat
         use(scores)
     assert "there are no values" not in str(caught.value)
     assert caught.value.hint.startswith(
-        "the data itself is .value, to look at and compute with (print(scores.value > 0.5)); in "
-        "the program, "
+        "the data itself is .value, to look at and compute with; in the program, "
     )
 
 
