@@ -1,6 +1,6 @@
 """Data files of text: JSON lines, one JSON array, CSV.
 
-Bytes are read in binary and decoded row by row, so that the place of a row is its byte, and a row
+Lines are read in binary and decoded one by one, so that the place of a row is its byte, and a row
 that is not UTF-8 costs no other.
 """
 
@@ -74,126 +74,43 @@ class JsonLinesFile(DataFile):
 
 
 class JsonArrayFile(DataFile):
-    """One JSON array of objects, of which a part is in memory at a time."""
+    """One JSON array of objects, which is in memory as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._elements: list[object] = []
+
+    def where(self, number: int) -> str:
+        return f"{self.path}:row {number}"
 
     def _scan(self) -> Iterator[Record]:
-        with self.path.open("rb") as file:
-            window = _Window(file, self.path)
-            window.take("[", "an array")
-            if window.peek() == "]":
-                window.take("]")
-            else:
-                while True:
-                    window.peek()
-                    place, line = window.place, window.line
-                    yield Record(place, line, _as_object(window.value()))
-                    if window.take(",]", "`,` or `]` after an element") == "]":
-                        break
-            if window.peek():
-                raise window.error("there is text after the end of the array")
+        self._elements = self._parsed()
+        for place, element in enumerate(self._elements):
+            yield Record(place, place + 1, _as_object(element))
 
     def _read(self, place: int) -> Fields | DataError:
-        with self.path.open("rb") as file:
-            file.seek(place)
-            return _as_object(_Window(file, self.path, place).value())
+        return _as_object(self._elements[place])
+
+    def _parsed(self) -> list[object]:
+        where = str(self.path)
+        try:
+            value = _DECODER.decode(self.path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError as reason:
+            line = reason.object[: reason.start].count(b"\n") + 1
+            raise DataError("not UTF-8", where=f"{where}:{line}", hint=_TO_UTF8) from None
+        except json.JSONDecodeError as reason:
+            raise DataError(f"not JSON: {reason.msg}", where=f"{where}:{reason.lineno}") from None
+        except (RecursionError, ValueError) as reason:
+            raise DataError(f"not usable JSON: {reason}", where=where) from None
+        if not isinstance(value, list):
+            raise DataError("this is no JSON array", where=where, expected="a list of objects")
+        return value
 
 
 def _as_object(value: object) -> Fields | DataError:
     if isinstance(value, dict):
         return value
     return DataError("the element of the array is no JSON object", found=excerpt(repr(value)))
-
-
-class _Window:
-    """A part of a JSON text that moves forward, and grows where a value does not fit.
-
-    Attributes:
-        place: The byte at which the text that is not yet read begins.
-        line: Its line, counted from 1.
-    """
-
-    def __init__(self, file: BinaryIO, path: Path, place: int = 0) -> None:
-        self._file = file
-        self._path = path
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._text = ""
-        self._pos = 0
-        self._ended = False
-        self.place = place
-        self.line = 1
-        if place == 0:
-            self._grow()
-            if self._text.startswith("\ufeff"):
-                self._advance(1)
-
-    def peek(self) -> str:
-        """Returns the next character that is no space; empty at the end."""
-        while True:
-            end = self._pos
-            while end < len(self._text) and self._text[end] in " \t\r\n":
-                end += 1
-            self._advance(end)
-            if end < len(self._text):
-                return self._text[end]
-            if not self._grow():
-                return ""
-
-    def take(self, allowed: str, expected: str = "") -> str:
-        """Takes one character of `allowed`."""
-        found = self.peek()
-        if not found or found not in allowed:
-            what = "the array ends in the middle" if not found else "this is no JSON array"
-            raise self.error(what, found=repr(found) if found else None, expected=expected)
-        self._advance(self._pos + 1)
-        return found
-
-    def value(self) -> object:
-        """Takes a JSON value."""
-        self.peek()
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(self._text, self._pos)
-            except json.JSONDecodeError as reason:
-                # A value that is cut off looks like a broken one before the end.
-                if not self._grow():
-                    self._advance(min(reason.pos, len(self._text)))
-                    raise self.error(f"not JSON: {reason.msg}") from None
-            except RecursionError:
-                raise self.error("not usable JSON: nested too deeply") from None
-            except ValueError as reason:
-                raise self.error(f"not usable JSON: {reason}") from None
-            else:
-                if end == len(self._text) and self._grow():
-                    continue  # a number may go on
-                self._advance(end)
-                return value
-
-    def error(
-        self, what: str, *, found: str | None = None, expected: str | None = None
-    ) -> DataError:
-        return DataError(
-            what, where=f"{self._path}:{self.line}", found=found, expected=expected or None
-        )
-
-    def _advance(self, end: int) -> None:
-        passed = self._text[self._pos : end]
-        self.place += len(passed.encode())
-        self.line += passed.count("\n")
-        self._pos = end
-
-    def _grow(self) -> bool:
-        """Reads as much again as is in memory; False at the end of the file."""
-        if self._ended:
-            return False
-        self._text = self._text[self._pos :]
-        self._pos = 0
-        chunk = self._file.read(max(_CHUNK, len(self._text)))
-        self._ended = not chunk
-        try:
-            self._text += self._decoder.decode(chunk, final=self._ended)
-        except UnicodeDecodeError as reason:
-            raise self.error(f"not UTF-8 after this line: {reason.reason}") from None
-        return not self._ended
 
 
 class CsvFile(DataFile):
