@@ -16,7 +16,7 @@ Conventions:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from flowrl.cluster.hardware import Machine
@@ -34,6 +34,7 @@ __all__ = [
     "Shard",
     "Source",
     "one_after_the_other",
+    "without",
 ]
 
 Source: TypeAlias = Literal["analytic", "measured", "aiconfigurator"]
@@ -72,6 +73,13 @@ class Estimate:
             source=source,
             parts=tuple([part for part in parts.items() if part[1]]),
         )
+
+
+def without(estimate: Estimate, *names: str) -> Estimate:
+    """An update without some of its parts, such as the optimizer's."""
+    left_out = sum(seconds for name, seconds in estimate.parts if name in names)
+    parts = tuple(part for part in estimate.parts if part[0] not in names)
+    return replace(estimate, seconds=max(0.0, estimate.seconds - left_out), parts=parts)
 
 
 def one_after_the_other(estimates: Sequence[Estimate]) -> Estimate:

@@ -45,7 +45,7 @@ from flowrl.cost.role_memory import (
     working_key,
 )
 from flowrl.cost.rollout_bound import LEAST, RolloutBound, rollout_bound
-from flowrl.cost.source import Cost, Estimate, Recompute, one_after_the_other
+from flowrl.cost.source import Cost, Estimate, Recompute, one_after_the_other, without
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.options import PlanOptions
@@ -554,8 +554,8 @@ class Candidates:
     def train_each(
         self, task: TaskWork, layout: Layout, options: MemoryOptions
     ) -> tuple[Estimate, ...]:
-        """The time of each of a trainer's updates."""
-        return tuple(
+        """The time of each of a trainer's updates; of a sum the last term has the optimizer's."""
+        estimates = [
             self.cost.train(
                 task.shape,
                 layout,
@@ -570,7 +570,10 @@ class Candidates:
                 offload_optimizer=options.offload_optimizer,
             )
             for one in task.updated
-        )
+        ]
+        ended = zip(task.updated, estimates, strict=True)
+        left_out = ("optimizer", "gradients")
+        return tuple(each if one.steps else without(each, *left_out) for one, each in ended)
 
     def _micro_tokens(self, task: TaskWork, layout: Layout) -> tuple[int, ...]:
         """Sizes of packed micro-batches: whole longest samples, no more than a rank's share."""
@@ -582,7 +585,7 @@ class Candidates:
 
 
 def parameter_form(task: TaskWork, layout: Layout) -> str:
-    """How parameters lie on the devices: replicas count only where they divide them."""
+    """Returns how parameters lie on devices: replicas count only where they divide them."""
     sizes = f"tp {layout.tp} pp {layout.pp} ep {layout.ep}"
     if task.library.shard == "full":
         sizes += f" of {layout.shards}"

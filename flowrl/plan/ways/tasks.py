@@ -24,7 +24,7 @@ from flowrl.cost.episodes import Episodes
 from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
-from flowrl.graph.ir import Graph, Node, Op
+from flowrl.graph.ir import Graph, Node, Op, sums_of
 from flowrl.graph.sample_sets import parents_of, sampling_node
 from flowrl.ids import NodeId
 from flowrl.plan.options import ENGINES, TRAINERS, EnvironmentRequest, Library
@@ -68,12 +68,14 @@ class UpdateWork:
         samples: Of a step.
         rows: Of an optimizer update.
         prompt_tokens: Of a prompt on average.
+        steps: Optimizer steps end it; false of all terms of a sum but the last.
     """
 
     node: NodeId
     samples: int
     rows: int
     prompt_tokens: float
+    steps: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +309,14 @@ def _task(
     prompt = mean_prompt(graph, node, options.prompt_tokens, options.lengths.mean)
     rows = rows_per_update(node, graph, request) if phase is Phase.UPDATE else 0
     every = node.attr("every")
+    terms = sums_of(graph).get(str(node.attr("sum")), (node,))
+    update = UpdateWork(
+        node=node.id,
+        samples=samples,
+        rows=rows,
+        prompt_tokens=prompt,
+        steps=terms[-1].id == node.id,
+    )
     return TaskWork(
         id=node.id,
         nodes=_members(node, graph),
@@ -327,9 +337,7 @@ def _task(
         weights=_weights(role, trains, phase, library, graph, request),
         every=every if isinstance(every, int) else 1,
         region=_region(node, graph, request) if phase is Phase.ROLLOUT else None,
-        updated=(UpdateWork(node=node.id, samples=samples, rows=rows, prompt_tokens=prompt),)
-        if phase is Phase.UPDATE
-        else (),
+        updated=(update,) if phase is Phase.UPDATE else (),
     )
 
 
