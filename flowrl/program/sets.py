@@ -7,8 +7,8 @@ pairs = fl.pair(preferred=solutions, other=rollout)       # what SPIN learns fro
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from enum import Enum
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, overload
+from types import EllipsisType
+from typing import Any, ClassVar, Self, TypeVar, cast, overload
 
 from flowrl.graph.ir import Field, Op
 from flowrl.graph.signatures import (
@@ -44,18 +44,12 @@ from flowrl.user_lines import trace_error
 __all__ = ["Examples", "Pairs", "concat", "pair", "where"]
 
 
-class _Unset(Enum):
-    UNSET = "not given"
-
-
-Unset: TypeAlias = Literal[_Unset.UNSET]
-UNSET: Final = _Unset.UNSET
-"""A value that a row's field may be compared with can be anything else, None too."""
-
-_Set = TypeVar("_Set", bound=Prompts | Samples)
+_Part = TypeVar(
+    "_Part",
+    bound=Prompts | Samples | tuple[Samples, *tuple[Scores | Logprobs | Advantages, ...]],
+)
 _A = TypeVar("_A", Scores, Logprobs, Advantages)
 _B = TypeVar("_B", Scores, Logprobs, Advantages)
-_S = TypeVar("_S", bound=Samples)
 
 
 class RowSamples(Samples):
@@ -164,48 +158,15 @@ def pair(*, preferred: Samples, other: Samples) -> Pairs:
 # Parts of sets.
 
 
-@overload
-def where(
-    given: _Set,
-    *,
-    row: str,
-    equals: Scalar | Unset = ...,
-    one_of: Collection[Scalar] | None = ...,
-    none_of: Collection[Scalar] | None = ...,
-) -> _Set: ...
-
-
-@overload
-def where(
-    given: tuple[_S, _A],
-    *,
-    row: str,
-    equals: Scalar | Unset = ...,
-    one_of: Collection[Scalar] | None = ...,
-    none_of: Collection[Scalar] | None = ...,
-) -> tuple[_S, _A]: ...
-
-
-@overload
-def where(
-    given: tuple[_S, _A, _B],
-    *,
-    row: str,
-    equals: Scalar | Unset = ...,
-    one_of: Collection[Scalar] | None = ...,
-    none_of: Collection[Scalar] | None = ...,
-) -> tuple[_S, _A, _B]: ...
-
-
 @operation
 def where(
-    given: Any,
+    given: _Part,
     *,
     row: str,
-    equals: Scalar | Unset = UNSET,
+    equals: Scalar | EllipsisType = ...,
     one_of: Collection[Scalar] | None = None,
     none_of: Collection[Scalar] | None = None,
-) -> Any:
+) -> _Part:
     """The prompts or samples of those data rows whose field has a value.
 
     How many they are differs from step to step.
@@ -229,17 +190,17 @@ def where(
     attrs = {"spec": condition}
     node = tracer.add(Op.WHERE, name="where", reads=reads, outputs=outputs, attrs=attrs)
     made = tuple(type(handle)(tracer, node, handle.fields) for handle in handles)
-    return made if isinstance(given, tuple) else made[0]
+    return cast("_Part", made if isinstance(given, tuple) else made[0])
 
 
 def _condition(
     name: str,
     row: object,
-    equals: Scalar | Unset,
+    equals: Scalar | EllipsisType,
     one_of: Collection[Scalar] | None,
     none_of: Collection[Scalar] | None,
 ) -> RowCondition:
-    asked = {"equals": None if equals is UNSET else [equals], "one_of": one_of, "none_of": none_of}
+    asked = {"equals": None if equals is ... else [equals], "one_of": one_of, "none_of": none_of}
     written = [argument for argument, values in asked.items() if values is not None]
     if len(written) != 1:
         raise trace_error(
