@@ -24,6 +24,7 @@ from flowrl.rollout.machine import Transition
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.states import State
 from flowrl.runtime.checkpoint.journal import _joined, rollout_journals
+from flowrl.runtime.checkpoint.store import CheckpointStore
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from tests.runtime.killed_runs import run_until_killed
@@ -122,6 +123,26 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(
     (weights,) = folders
     assert weights.latest == 6
     assert list(memory.iterdir()) == []  # nothing is left behind
+
+
+def test_the_journal_on_disk_holds_every_event_that_a_checkpoint_has_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[tuple[int, int]] = []
+    save = CheckpointStore.save
+
+    def saved(store: CheckpointStore, position: Any, write: Any, state: Any) -> Path:
+        (files,) = rollout_journals(store.folder.parent)
+        (scheduler,) = state["stage"]["schedulers"].values()
+        seen.append((_joined(files.files).events[-1].id, scheduler["last_event_id"]))
+        return save(store, position, write, state)
+
+    monkeypatch.setattr(CheckpointStore, "save", saved)
+    config = config_of(tmp_path, steps=3)
+    config["runtime"]["checkpoint_every"] = 1
+    api.run(None, config, display=WatchedDisplay())
+    assert len(seen) == 3
+    assert all(on_disk >= of_state for on_disk, of_state in seen)
 
 
 @pytest.mark.parametrize("publication", ["abort", "finish"])

@@ -202,6 +202,8 @@ class AsynchronousStage(Stage):
 
         def write() -> dict[str, object]:
             scheduler, self._unused[node] = self._driver.written()
+            # A resumed run's journal goes on from this state: it must not lack what led to it.
+            super(AsynchronousStage, self)._flush_journals()
             return {**self._written_sources(), "schedulers": {node: scheduler}}
 
         return self._thread.call(write, self._timeout_s)
