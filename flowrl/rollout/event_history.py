@@ -1,6 +1,7 @@
 """The history of one sample from the journal: its admission, its attempts and its end.
 
->>> from flowrl.rollout import EngineJoined, PromptsOffered, SchedulerSettings
+>>> from flowrl.rollout.events import EngineJoined, PromptsOffered
+>>> from flowrl.rollout.settings import SchedulerSettings
 >>> from flowrl.rollout.journal import Journal
 >>> journal = Journal(
 ...     head={"settings": SchedulerSettings(group_size=1).to_json()},

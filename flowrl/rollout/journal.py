@@ -54,7 +54,8 @@ class JournalWriter:
     """Writes a journal line by line.
 
     >>> import io
-    >>> from flowrl.rollout import EngineJoined, SchedulerSettings
+    >>> from flowrl.rollout.events import EngineJoined
+    >>> from flowrl.rollout.settings import SchedulerSettings
     >>> file = io.StringIO()
     >>> writer = JournalWriter(file)
     >>> writer.begin(SchedulerSettings(group_size=2))

@@ -3,7 +3,8 @@
 Lifecycle of a synchronous step, with groups of two on one engine:
 
 >>> from flowrl.ids import EngineId, GroupId
->>> from flowrl.rollout import BatchAsked, EngineJoined, PromptsOffered, SchedulerSettings
+>>> from flowrl.rollout.events import BatchAsked, EngineJoined, PromptsOffered
+>>> from flowrl.rollout.settings import SchedulerSettings
 >>> scheduler = RolloutScheduler(SchedulerSettings(group_size=2))
 >>> scheduler.step(EngineJoined(id=0, engine=EngineId("e"), capacity=8))
 []
