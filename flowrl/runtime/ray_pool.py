@@ -18,6 +18,7 @@ from flowrl.cluster.hardware import DeviceSpec, abbreviated, catalogue, find_spe
 from flowrl.cluster.load import SAME_MEMORY
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.errors import ConfigError
+from flowrl.runtime.ray_access import use_token
 from flowrl.wording import listing
 
 __all__ = ["ask_ray", "pool_of_nodes", "ray_pool"]
@@ -213,6 +214,7 @@ def _spec_of_type(name: str) -> DeviceSpec | None:
 
 def _answer(address: str) -> None:
     """Prints the listing; what the child process does."""
+    use_token()
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")

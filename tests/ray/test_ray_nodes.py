@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +16,13 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+from flowrl.config.roles import FreshModel, fresh_config_json
 from flowrl.errors import BackendError
+from flowrl.ids import engine_id
 from flowrl.observe.rows import StepMetrics
+from flowrl.runtime.channels import Mailbox
+from flowrl.runtime.ray.executor import RayExecutor
+from tests.policy_contexts import policy_context
 from tests.ray.test_ray_runs import learned, run
 from tests.runtime.many_programs import games_of
 from tests.runtime.tiny_runs import WatchedDisplay, outcome
@@ -26,20 +37,26 @@ QUICK = {
     "health_check_period_ms": 300,
     "health_check_failure_threshold": 3,
 }
+NODE: dict[str, Any] = {"num_cpus": 2, "num_gpus": 2, "resources": {"NPU": 2}}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """A head with one CPU, on which runs are, and two nodes with two CPUs each."""
+    """A head with one CPU, on which runs are, and two nodes; accelerators are numbers only."""
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK},
+        head_node_args={
+            "num_cpus": 1,
+            "num_gpus": 2,
+            "include_dashboard": False,
+            "_system_config": QUICK,
+        },
     )
     for _ in range(2):
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(**NODE)
     ray.init(address=cluster.address, namespace="nodes", logging_level="ERROR", log_to_driver=False)
     yield cluster
     ray.shutdown()
@@ -95,6 +112,115 @@ def test_an_environment_is_on_another_node_than_the_engine(nodes: Any, tmp_path:
     assert display.nodes["actor.generate[0]"] != display.nodes["game"]
 
 
+def report(mailbox: Mailbox) -> None:
+    """A worker that sends its environment."""
+    mailbox.send(("environment", dict(os.environ)))
+
+
+@pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize(
+    ("kind", "variable"), [("GPU", "CUDA_VISIBLE_DEVICES"), ("NPU", "ASCEND_RT_VISIBLE_DEVICES")]
+)
+def test_each_worker_sees_the_accelerator_that_it_was_given_and_no_other(kind: str, variable: str):
+    from flowrl.runtime.ray.cluster import RayCluster
+
+    cluster = RayCluster()
+    names = [f"{kind}[0]", f"{kind}[1]"]
+    cluster.places.reserve(names, {"CPU": 1, kind: 1})
+    assert cluster.places.place(names[0]).node == cluster.places.place(names[1]).node
+    seen = []
+    for name in names:
+        channel = cluster.start(name, f"{__name__}:report", placed=True)
+        ((_, environment),) = channel.receive(DEADLINE_S)
+        seen.append(environment[variable])  # type: ignore[index]
+        channel.close(0.0)
+    with pytest.raises(BackendError, match="no place for more") as caught:
+        cluster.places.reserve(["more"], {"CPU": 1, kind: 3})
+    cluster.close()
+    assert sorted(seen) == ["0", "1"]
+    assert caught.value.expected == f"1 worker with 1 CPU and 3 {kind}s each, on one node"
+
+
+@pytest.mark.usefixtures("nodes")
+def test_an_engine_on_an_accelerator_comes_as_far_as_the_device_that_is_not_here(tmp_path: Path):
+    config = fresh_config_json(FreshModel(), vocab_size=8, eos_id=0)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    executor = RayExecutor()
+    fleet = executor.open_fleet(
+        [engine_id("actor", 0)],
+        "torch",
+        policy_context(tmp_path, device="cuda:5"),
+        export=lambda folder: None,
+        fallback=tmp_path,
+        silence_s=DEADLINE_S,
+        cores=(),
+    )
+    with contextlib.closing(executor), contextlib.closing(fleet), pytest.raises(BackendError) as e:
+        fleet.wait_ready()
+    assert "CUDA" in str(e.value)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_accelerator_of_the_trainers_is_given_to_no_worker():
+    from flowrl.runtime.ray.cluster import RayCluster
+
+    cluster = RayCluster()
+    own = cluster.own_device("GPU", "cuda:1")
+    assert own in ("cuda:0", "cuda:1")
+    assert cluster.own_device("NPU", "npu:0") == "npu:0"  # of which this node has none
+    cluster.places.reserve(["worker"], {"GPU": 1, "node:__internal_head__": 0.001})
+    channel = cluster.start("worker", f"{__name__}:report", placed=True)
+    ((_, environment),) = channel.receive(DEADLINE_S)
+    channel.close(0.0)
+    cluster.close()
+    assert {own, f"cuda:{environment['CUDA_VISIBLE_DEVICES']}"} == {"cuda:0", "cuda:1"}  # type: ignore[index]
+
+
+def joined(**environment: str) -> str:
+    """Joins a cluster in a process of its own, and returns what that process says."""
+    code = "from flowrl.runtime.ray.cluster import RayCluster\nRayCluster().close()"
+    environment = {**os.environ, "RAY_py_gcs_connect_timeout_s": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return done.stderr
+
+
+def test_a_cluster_lets_no_run_in_that_has_another_token(nodes: Any):
+    said = joined(RAY_ADDRESS=nodes.address, RAY_AUTH_TOKEN="f" * 64)
+    assert "the Ray cluster does not let this run in" in said
+    assert "RAY_AUTH_MODE=token, the token of RAY_AUTH_TOKEN" in said
+    assert "f" * 64 not in said
+
+
+def test_an_address_at_which_nothing_listens_is_refused_without_waiting():
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        said = joined(RAY_ADDRESS=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert "nothing listens at its address" in said
+
+
+def test_a_cluster_of_several_machines_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    from flowrl.runtime.ray.cluster import _refuse_open_cluster
+
+    def nodes(*addresses: str) -> None:
+        listed = [{"Alive": True, "NodeManagerAddress": address} for address in addresses]
+        monkeypatch.setattr(ray, "nodes", lambda: listed)
+
+    nodes("10.0.0.1", "10.0.0.1")
+    _refuse_open_cluster()
+    nodes("10.0.0.1", "10.0.0.2")
+    with pytest.raises(BackendError, match=r"spans machines and asks for no token"):
+        _refuse_open_cluster()
+
+
 @pytest.mark.parametrize("lost", ["actor.generate[0]", "verifier.score"])
 def test_workers_of_a_node_that_is_removed_go_on_on_another_one(
     lost: str, nodes: Any, tmp_path: Path, expected: tuple[list[str], bytes]
@@ -106,7 +232,7 @@ def test_workers_of_a_node_that_is_removed_go_on_on_another_one(
         remove(nodes, placed[lost])
 
     folder = run(tmp_path, "ray", 2, Nodes(act))
-    nodes.add_node(num_cpus=2)
+    nodes.add_node(**NODE)
     assert learned(folder) == expected
     assert before["actor.generate[0]"] == before["actor.generate[1]"] != before["verifier.score"]
 

@@ -30,7 +30,11 @@ from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.ray import ENDED
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = ["WorkerActor", "file_bytes"]
+__all__ = ["VISIBLE_DEVICES", "WorkerActor", "file_bytes"]
+
+VISIBLE_DEVICES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVICES"}
+"""The variable that limits a process to some accelerators, by Ray's name of their kind."""
+
 
 # Seconds after which a `take` without messages returns, so that a run that is gone is noticed.
 _TAKE_S = 10.0
@@ -109,6 +113,10 @@ class WorkerActor:
     """
 
     def __init__(self, target: str, folder: str, path: Sequence[str]) -> None:
+        # Before any library is there that looks for accelerators.
+        for kind, ids in ray.get_runtime_context().get_accelerator_ids().items():
+            if ids and kind in VISIBLE_DEVICES:
+                os.environ[VISIBLE_DEVICES[kind]] = ",".join(ids)
         sys.path += [entry for entry in path if entry not in sys.path]
         if Path(folder).is_dir():  # on a node without it, whoever needs a file of it says so
             os.chdir(folder)

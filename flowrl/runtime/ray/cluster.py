@@ -18,26 +18,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flowrl.runtime.ray_access import ADDRESS, AUTH_MODE, require_listening, use_token, why_refused
+
 # Set before Ray is imported, which reads it then: addresses of this machine are loopback ones.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _LOCAL = {
     _LOOPBACK: "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",
+    AUTH_MODE: "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
-if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:
+if os.environ.get(ADDRESS):
+    use_token()
+elif "ray" not in sys.modules:
     os.environ |= {name: os.environ.get(name, value) for name, value in _LOCAL.items()}
 
 import ray  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from flowrl.errors import BackendError  # noqa: E402
 from flowrl.runtime.channels import Message  # noqa: E402
-from flowrl.runtime.ray.actor import WorkerActor, file_bytes  # noqa: E402
+from flowrl.runtime.ray.actor import VISIBLE_DEVICES, WorkerActor, file_bytes  # noqa: E402
 from flowrl.runtime.ray.channel import ActorChannel  # noqa: E402
 from flowrl.runtime.ray.places import Places  # noqa: E402
 
 __all__ = ["RayCluster"]
+
+_HOLD_S = 60.0
+"""Seconds in which Ray gives this process an accelerator."""
 
 
 class RayCluster:
@@ -52,35 +60,13 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._objects: dict[Path, Any] = {}
+        self._holder: Any = None
         self._numbers: dict[str, int] = {}
         self._joined = not ray.is_initialized()  # else a program that runs flowrl has done it
         if self._joined:
-            address = os.environ.get("RAY_ADDRESS")
-            if not address and os.environ.get(_LOOPBACK) != "0":
-                raise BackendError(
-                    "Ray was imported before this run, so a cluster that it starts now would "
-                    "listen on all interfaces",
-                    where="executor=ray",
-                    hint=f"set {_LOOPBACK}=0 before Ray is imported, or join a cluster: ray.init()",
-                )
-            try:
-                with _signals_kept():
-                    ray.init(
-                        address=address or "local",
-                        namespace=f"flowrl-{secrets.token_hex(4)}",
-                        logging_level=logging.ERROR,
-                        **({} if address else {"include_dashboard": False}),
-                    )
-            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as reason:
-                raise BackendError(
-                    "no Ray cluster can be joined" if address else "Ray cannot be started here",
-                    where=f"RAY_ADDRESS={address}" if address else "executor=ray",
-                    found=" ".join(str(reason).split())[:300],
-                    hint="give the address of a running cluster, and the token that it asks for "
-                    "(RAY_AUTH_TOKEN)"
-                    if address
-                    else "see what Ray prints on standard error",
-                ) from reason
+            _join()
+        if AUTH_MODE not in os.environ:
+            _refuse_open_cluster()
         self.places = Places()
         self._actor_class: Any = ray.remote(
             max_restarts=0, concurrency_groups={"inbox": 1, "outbox": 1}
@@ -118,6 +104,43 @@ class RayCluster:
         ).remote(target, str(Path.cwd()), path)
         return ActorChannel(actor, self._put, deliver)
 
+    def own_device(self, kind: str, device: str) -> str:
+        """Returns an accelerator of this node that no worker is given; see `PolicyContext.device`.
+
+        Args:
+            kind: Ray's name of such accelerators.
+            device: What the plan has, returned where Ray has none of this node.
+
+        Raises:
+            BackendError: all of them are taken.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        (total,) = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
+        if not total.get(kind):
+            return device
+        self._holder = (
+            ray.remote(_Holder)
+            .options(
+                num_cpus=0,
+                num_gpus=1 if kind == "GPU" else 0,
+                resources={} if kind == "GPU" else {kind: 1},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote()
+        )
+        try:
+            (given,) = ray.get(self._holder.given.remote(), timeout=_HOLD_S)
+        except ray.exceptions.RayError as reason:
+            raise BackendError(
+                f"no {kind} of this node is free for the trainers",
+                where="executor=ray",
+                found=f"{int(total[kind])} {kind} of this node, all taken",
+                hint="end what holds them, or start the run on another node of the cluster",
+            ) from reason
+        seen = os.environ.get(VISIBLE_DEVICES[kind])
+        index = int(given) if not seen else seen.split(",").index(given)
+        return f"{device.partition(':')[0]}:{index}"
+
     def _put(self, folder: Path) -> Any:
         """Puts the files of a folder into the store, once as long as the folder is there."""
         kept = {path: held for path, held in self._objects.items() if path.is_dir()}
@@ -129,10 +152,72 @@ class RayCluster:
     def close(self) -> None:
         """Leaves a cluster that was joined, and ends one that was started; idempotent."""
         self._objects.clear()
+        self._holder = None  # the actor ends with its last handle
         if ray.is_initialized():
             self.places.release()
             if self._joined:
                 ray.shutdown()
+
+
+def _join() -> None:
+    """Joins the cluster at the address of the environment, or starts one.
+
+    Raises:
+        BackendError: it cannot be joined or started.
+    """
+    address = os.environ.get(ADDRESS)
+    if address:
+        require_listening(address)
+    elif os.environ.get(_LOOPBACK) != "0":
+        raise BackendError(
+            "Ray was imported before this run, so a cluster that it starts now would listen on all "
+            "interfaces",
+            where="executor=ray",
+            hint=f"set {_LOOPBACK}=0 before Ray is imported, or join a cluster: ray.init()",
+        )
+    try:
+        with _signals_kept():
+            ray.init(
+                address=address or "local",
+                namespace=f"flowrl-{secrets.token_hex(4)}",
+                logging_level=logging.ERROR,
+                **({} if address else {"include_dashboard": False}),
+            )
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as reason:
+        if address:
+            raise why_refused(address, reason) from reason
+        raise BackendError(
+            "Ray cannot be started here",
+            where="executor=ray",
+            found=" ".join(str(reason).split())[:300],
+            hint="see what Ray prints on standard error",
+        ) from reason
+
+
+def _refuse_open_cluster() -> None:
+    """Refuses a cluster of several machines that lets in everyone who reaches its port.
+
+    Raises:
+        BackendError: it was joined without a token, and nobody said that this is wanted.
+    """
+    machines = {str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
+    if len(machines) > 1:
+        raise BackendError(
+            "the Ray cluster spans machines and asks for no token, so everyone who reaches it can "
+            "run code on them",
+            where=ADDRESS,
+            found=", ".join(sorted(machines)[:8]),
+            expected=f"nodes started with {AUTH_MODE}=token and one RAY_AUTH_TOKEN_PATH",
+            hint=f"where nobody else reaches this network, say so with {AUTH_MODE}=disabled",
+        )
+
+
+class _Holder:
+    """Holds an accelerator for the process of the run; Ray gives it to no worker then."""
+
+    def given(self) -> list[str]:
+        given = ray.get_runtime_context().get_accelerator_ids()
+        return [number for ids in given.values() for number in ids]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ so nodes share no files for them; the user's own files must be at the same paths
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +22,12 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.ids import EngineId, RoleName, engine_id
 from flowrl.plan.local import engines_of
+from flowrl.plan.schema import Placement
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.executor import LocalExecutor
-from flowrl.runtime.workers import require
+from flowrl.runtime.workers import PolicyWorker, require
 
 if TYPE_CHECKING:  # Ray is imported by a run, and not by a check that it can begin
     from flowrl.runtime.ray.cluster import RayCluster
@@ -35,6 +37,9 @@ __all__ = ["RayExecutor"]
 
 class RayExecutor(LocalExecutor):
     """See the module and `flowrl.runtime.executor.Executor`."""
+
+    def __init__(self) -> None:
+        self._own_devices: dict[str, str] = {}
 
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`."""
@@ -57,6 +62,10 @@ class RayExecutor(LocalExecutor):
 
     def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`: reserves the places of all engines, for the whole run."""
+        used = {device for stage in stages for p in stage.plan.placements for device in p.devices}
+        for device in sorted(device for device in used if _type_of(device) in _KINDS):
+            own = self._cluster.own_device(_KINDS[_type_of(device)], device)
+            self._own_devices[device] = own
         for stage in stages:
             for placement in stage.plan.placements:
                 self._cluster.places.reserve(
@@ -66,6 +75,13 @@ class RayExecutor(LocalExecutor):
                     ],
                     _engine_resources(placement.devices[0], config.runtime.num_threads),
                 )
+
+    def open_policy(
+        self, placement: Placement, context: PolicyContext, *, generates: bool
+    ) -> PolicyWorker:
+        """See `Executor`: a trainer of this process, on the accelerator that Ray keeps for it."""
+        device = self._own_devices.get(context.device, context.device)
+        return super().open_policy(placement, replace(context, device=device), generates=generates)
 
     def open_fleet(
         self,
@@ -80,6 +96,8 @@ class RayExecutor(LocalExecutor):
     ) -> EngineFleet:
         """See `Executor`."""
         self._cluster.places.reserve(names, _engine_resources(context.device, context.num_threads))
+        if (device := _type_of(context.device)) in _KINDS:
+            context = replace(context, device=f"{device}:0")  # it sees no other
         return EngineFleet(
             names,
             plugin,
@@ -134,24 +152,24 @@ class RayExecutor(LocalExecutor):
             self._cluster.close()
 
 
+_KINDS = {"cuda": "GPU", "npu": "NPU"}
+"""Ray's names of accelerators, by the type of a plan's devices."""
+
+
+def _type_of(device: str) -> str:
+    return device.partition(":")[0]
+
+
 def _engine_resources(device: str, num_threads: int) -> Mapping[str, float]:
     """Returns what an engine reserves: its threads' CPUs, and one accelerator if it uses any."""
-    kind = {"cuda": "GPU", "npu": "NPU"}.get(device.partition(":")[0])
     cpus = {"CPU": max(1, num_threads)}
+    kind = _KINDS.get(_type_of(device))
     return cpus if kind is None else {**cpus, kind: 1}
 
 
 def _require_plan(stage: CompiledStage) -> None:
-    """Checks that a plan promises nothing that Ray decides, and no device that it does not see."""
+    """Checks that a plan promises nothing that Ray decides."""
     plan, where = stage.plan, f"plan of {stage.name!r}"
-    devices = {device for placement in plan.placements for device in placement.devices}
-    if others := sorted(device for device in devices if not device.startswith("cpu")):
-        raise PlanError(
-            "the Ray executor runs models on CPUs only",
-            where=where,
-            found=", ".join(others),
-            hint="take executor=local, which runs plans for one accelerator",
-        )
     for operation in plan.operations:
         if operation.cores:
             raise PlanError(
