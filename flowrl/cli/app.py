@@ -527,8 +527,17 @@ def backends(json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command()
-def doctor(json: Json = False, debug: Debug = False) -> None:
-    """Check this machine, and say what to do."""
+def doctor(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check each node of the Ray cluster at RAY_ADDRESS.")
+    ] = False,
+    runs: Annotated[
+        Path, typer.Option(help="The folder of runs (runtime.runs), which all nodes share.")
+    ] = Path("runs"),
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check this machine, or each node of a Ray cluster, and say what to do."""
     from flowrl.cli import doctor as command
 
-    raise typer.Exit(command.run(json))
+    raise typer.Exit(command.run(json, cluster, runs))

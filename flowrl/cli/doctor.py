@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 from flowrl.backend.plugin import BackendStatus, Plugin
@@ -345,13 +345,30 @@ def render(checks: Sequence[Check]) -> str:
     return "\n".join(shown) + "\n"
 
 
-def run(json: bool) -> int:
+def _of_cluster(runs: Path) -> tuple[Check, ...]:
+    """Returns the checks of each node of the Ray cluster at `RAY_ADDRESS`."""
+    if installed("ray") is None:
+        return (_problem("cluster", "Ray is not installed here", _USES["ray"], stops=True),)
+    nodes = import_module("flowrl.runtime.ray.node_checks")  # Ray is for those who ask for it
+    return tuple(
+        _problem(finding.name, finding.found, finding.hint, stops=True)
+        if finding.problem
+        else _ok(finding.name, finding.found)
+        for finding in nodes.check_nodes(runs)
+    )
+
+
+def run(json: bool, cluster: bool = False, runs: Path = Path("runs")) -> int:
     """Prints the report, as JSON or for people.
+
+    Args:
+        cluster: True to check the nodes of the Ray cluster in place of this machine.
+        runs: The folder of runs.
 
     Returns:
         The exit code: 0, or 2 where the core cannot run.
     """
-    checks = examine()
+    checks = _of_cluster(runs) if cluster else examine(runs=runs)
     usable = not any(check.stops for check in checks)
     if json:
         report = {"usable": usable, "checks": [asdict(c) for c in checks]}

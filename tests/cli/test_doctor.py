@@ -253,7 +253,7 @@ def test_json_of_doctor_says_whether_flowrl_runs_as_its_exit_code_does(
     monkeypatch, capsys, stops, code
 ):
     check = Check(name="runs", status=Status.PROBLEM, found="no", stops=stops)
-    monkeypatch.setattr(doctor, "examine", lambda: (check,))
+    monkeypatch.setattr(doctor, "examine", lambda **options: (check,))
     assert doctor.run(json=True) == code
     answer = json.loads(capsys.readouterr().out)
     assert answer["usable"] is not stops

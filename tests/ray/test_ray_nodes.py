@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+from flowrl.cli import doctor
 from flowrl.config.roles import FreshModel, fresh_config_json
 from flowrl.errors import BackendError
 from flowrl.ids import engine_id
@@ -174,6 +175,32 @@ def test_the_accelerator_of_the_trainers_is_given_to_no_worker():
     channel.close(0.0)
     cluster.close()
     assert {own, f"cuda:{environment['CUDA_VISIBLE_DEVICES']}"} == {"cuda:0", "cuda:1"}  # type: ignore[index]
+
+
+def test_the_doctor_reports_each_node(
+    nodes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert doctor.run(True, cluster=True, runs=tmp_path) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    for kind, told in (
+        ("versions", "flowrl "),
+        ("clock", "ms from this one"),
+        ("folder", f"{tmp_path}: written there, read here"),
+        ("link", "MB/s from it"),
+    ):
+        of_kind = [text for name, text in found.items() if name.endswith(f" {kind}")]
+        assert len(of_kind) == len(nodes.list_all_nodes())
+        assert all(told in text for text in of_kind)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_differs_between_a_node_and_this_process_is_a_problem(tmp_path: Path):
+    from flowrl.runtime.ray import node_checks
+
+    versions = node_checks._versions("n", {"torch": "2.9"}, {"torch": "2.10", "flowrl": "1"})
+    assert versions.problem
+    assert versions.hint == "install torch 2.10 there, as here; install flowrl 1 there, as here"
 
 
 def joined(**environment: str) -> str:
