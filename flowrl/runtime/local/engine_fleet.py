@@ -24,11 +24,16 @@ from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.local.processes import core_id
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = ["EngineFleet"]
+__all__ = ["EngineFleet", "RemoteEngine"]
 
 
-class _Member(RestartableEngine):
-    """An engine of a fleet; whatever process is behind it, it can be waited for."""
+class RemoteEngine(RestartableEngine):
+    """An engine in another process; whichever it is, it can be waited for.
+
+    Args:
+        open_process: Starts it.
+        serve: Has it load the newest published weights.
+    """
 
     def __init__(
         self, open_process: Callable[[], EngineProcess], serve: Callable[[EngineProcess], None]
@@ -94,10 +99,12 @@ class EngineFleet:
         self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
         self._folders = WeightFolders(fallback)
         self._busy_before = 0.0
-        self._members: dict[EngineId, _Member] = {}
+        self._members: dict[EngineId, RemoteEngine] = {}
         try:
             for name in names:
-                self._members[name] = _Member(partial(self._open, name), partial(self._serve, name))
+                self._members[name] = RemoteEngine(
+                    partial(self._open, name), partial(self._serve, name)
+                )
         except BaseException:
             self.close()
             raise

@@ -60,7 +60,7 @@ class EngineProcess:
         open_channel: Starts the process.
         published: Called with each version that the engine has loaded, from within `poll`.
         core: Core to which the process is bound, by the number that the kernel gives it.
-
+        shares_weights: The trainer is in that process, and the engine gets its weights there.
     """
 
     def __init__(
@@ -74,9 +74,11 @@ class EngineProcess:
         open_channel: OpenChannel = open_engine_worker,
         published: Callable[[int], None] = lambda version: None,
         core: int | None = None,
+        shares_weights: bool = False,
     ) -> None:
         self.name = name
         self._num_slots = context.num_slots
+        self._shares_weights = shares_weights
         self._start_timeout_s = start_timeout_s
         self._silence_s = silence_s
         self._published = published
@@ -148,14 +150,15 @@ class EngineProcess:
         Raises:
             BackendError: no folder; an engine process cannot share parameters.
         """
-        if weights is None:
+        if weights is None and not self._shares_weights:
             raise BackendError(
                 "an engine in a process of its own cannot read a trainer's parameters in place",
                 where=str(self.name),
                 found="weights=None",
                 expected="a folder of safetensors",
             )
-        self._enqueue(("publish", version, self._channel.share(weights)))
+        shared = None if weights is None else self._channel.share(weights)
+        self._enqueue(("publish", version, shared))
 
     def sleep(self) -> None:
         """See `GenerateBackend`."""

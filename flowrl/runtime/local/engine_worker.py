@@ -52,9 +52,11 @@ from flowrl.runtime.local.processes import bind_to, die_with, named_plugin
 from flowrl.specs import FinishReason, Sampling
 
 __all__ = [
+    "EngineServer",
     "PackedEnds",
     "PackedProgress",
     "RequestFields",
+    "described",
     "main",
     "pack_ends",
     "pack_progress",
@@ -167,7 +169,7 @@ def unpack_progress(packed: PackedProgress) -> list[Progress]:
     ]
 
 
-class _Worker:
+class EngineServer:
     """An open engine and the mailbox of its client."""
 
     def __init__(self, mailbox: Mailbox, engine: GenerateBackend) -> None:
@@ -186,21 +188,27 @@ class _Worker:
             messages: Messages that came together with the one that opened the engine.
         """
         for message in messages:
-            self._handle(message)
+            self.handle(message)
         while True:
             # An engine that has nothing to do waits for the client, and for nothing else.
-            readable, _, _ = select.select([self._mailbox], [], [], 0.0 if self._live else None)
+            readable, _, _ = select.select([self._mailbox], [], [], 0.0 if self.is_busy else None)
             if readable:
                 received = self._mailbox.receive()
                 if received is None:
                     self._engine.close()
                     return
                 for message in received:
-                    self._handle(message)
-            if self._live:
-                self._poll()
+                    self.handle(message)
+            if self.is_busy:
+                self.poll()
 
-    def _handle(self, message: Message) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """True while it has requests."""
+        return bool(self._live)
+
+    def handle(self, message: Message) -> None:
+        """Does what a message asks for."""
         match message:
             case ("submit", list(packed)):
                 requests = unpack_requests(cast("list[RequestFields]", packed), self._samplings)
@@ -208,6 +216,9 @@ class _Worker:
                 self._engine.submit(requests)
             case ("abort", tuple(samples)):
                 self._engine.abort(cast("tuple[SampleId, ...]", samples))
+            case ("publish", int(version), None):
+                self._engine.publish(version, None)
+                self._mailbox.send(("published", version))
             case ("publish", int(version), shared):
                 with self._mailbox.folder(shared) as folder:
                     self._engine.publish(version, folder)
@@ -219,7 +230,8 @@ class _Worker:
             case _:
                 raise AssertionError(f"an engine received {message!r}")
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Decodes for a moment, and sends what came of it."""
         began = time.monotonic()
         outputs = self._engine.poll(_POLL_S)
         now = time.monotonic()
@@ -267,15 +279,16 @@ def run_engine(mailbox: Mailbox) -> None:
             raise
         mailbox.send(("ready",))
         try:
-            _Worker(mailbox, engine).run(messages[1:])
+            EngineServer(mailbox, engine).run(messages[1:])
         except FlowError as reason:
             mailbox.send(("raised", reason))
         except BaseException as reason:
-            mailbox.send(("died", _described(reason)))
+            mailbox.send(("died", described(reason)))
             raise
 
 
-def _described(reason: BaseException) -> str:
+def described(reason: BaseException) -> str:
+    """Returns an unexpected exception in one line."""
     return " ".join(traceback.format_exception_only(reason)[-1].split())[:_MAX_TEXT]
 
 
@@ -283,7 +296,7 @@ def _unopened(context: PolicyContext, reason: BaseException) -> BackendError:
     return BackendError(
         "the engine could not be opened",
         where=f"roles.{context.role}",
-        found=_described(reason),
+        found=described(reason),
         hint="its traceback is on standard error",
     )
 

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,60 @@ import ray
 from flowrl.runtime.channels import Message
 from flowrl.runtime.ray import ENDED
 
-__all__ = ["ActorChannel"]
+__all__ = ["ActorChannel", "Inbox"]
 
 _NUM_WAKES = 4096
 _MAX_TEXT = 200
 _REAP_S = 10.0
+
+
+class Inbox:
+    """Messages that one thread puts in and another one takes, which can wait for them."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._ended: str | None = None
+        self._closed = False
+        self._lock = threading.Lock()  # held while the pipe is closed or written
+        self._readable, self._writable = os.pipe()
+
+    def fileno(self) -> int:
+        """See `Channel`."""
+        return self._readable
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Adds messages; `(ENDED, how)` is the last one."""
+        self._messages += messages
+        with self._lock:
+            if not self._closed:
+                os.write(self._writable, b"\0")
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        """See `Channel`."""
+        poller = select.poll()
+        poller.register(self._readable, select.POLLIN)
+        if poller.poll(1000.0 * timeout_s):
+            os.read(self._readable, _NUM_WAKES)
+        messages: list[Message] = []
+        while self._messages:
+            message = self._messages.popleft()
+            if message[0] == ENDED:
+                self._ended = str(message[1])
+            else:
+                messages.append(message)
+        return messages
+
+    def ended(self) -> str | None:
+        """See `Channel`."""
+        return self._ended
+
+    def close(self) -> None:
+        """Closes the descriptors; idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._readable)
+                os.close(self._writable)
 
 
 class ActorChannel:
@@ -44,18 +93,15 @@ class ActorChannel:
         self._close = actor.close.options(concurrency_group="inbox")
         self._take = actor.take.options(concurrency_group="outbox")
         self._put = put
-        self._deliver = self._keep if deliver is None else deliver
-        self._messages: deque[Message] = deque()
-        self._ended: str | None = None
+        self._inbox = Inbox()
+        self._deliver = self._inbox.put if deliver is None else deliver
         self._over = threading.Event()
         self._closed = False
-        self._lock = threading.Lock()  # held while the pipe is closed or written
-        self._readable, self._writable = os.pipe()
         threading.Thread(target=self._read, name="flowrl-ray-channel", daemon=True).start()
 
     def fileno(self) -> int:
         """See `Channel`."""
-        return self._readable
+        return self._inbox.fileno()
 
     def send(self, message: Message) -> None:
         """See `Channel`."""
@@ -64,18 +110,7 @@ class ActorChannel:
 
     def receive(self, timeout_s: float) -> list[Message]:
         """See `Channel`."""
-        poller = select.poll()
-        poller.register(self._readable, select.POLLIN)
-        if poller.poll(1000.0 * timeout_s):
-            os.read(self._readable, _NUM_WAKES)
-        messages: list[Message] = []
-        while self._messages:
-            message = self._messages.popleft()
-            if message[0] == ENDED:
-                self._ended = str(message[1])
-            else:
-                messages.append(message)
-        return messages
+        return self._inbox.receive(timeout_s)
 
     def share(self, folder: Path) -> object:
         """See `Channel`: an object with the folder's files."""
@@ -83,7 +118,7 @@ class ActorChannel:
 
     def ended(self) -> str | None:
         """See `Channel`."""
-        return self._ended
+        return self._inbox.ended()
 
     def kill(self, grace_s: float = 0.0) -> None:
         """See `Channel`."""
@@ -100,10 +135,8 @@ class ActorChannel:
         if grace_s and not self._over.is_set():
             self._close.remote()
         self.kill(grace_s)
-        with self._lock:
-            self._closed = True
-            os.close(self._readable)
-            os.close(self._writable)
+        self._closed = True
+        self._inbox.close()
 
     # In the channel's thread
 
@@ -117,12 +150,6 @@ class ActorChannel:
                 self._over.set()
             if messages:
                 self._deliver(messages)
-
-    def _keep(self, messages: list[Message]) -> None:
-        self._messages += messages
-        with self._lock:
-            if not self._closed:
-                os.write(self._writable, b"\0")
 
 
 def _described(reason: Exception) -> str:

@@ -78,6 +78,7 @@ class RayCluster:
         target: str,
         *,
         placed: bool = False,
+        here: bool = False,
         deliver: Callable[[list[Message]], None] | None = None,
     ) -> ActorChannel:
         """Starts a worker in an actor.
@@ -86,6 +87,7 @@ class RayCluster:
             name: Its name for people; the second with that name is `NAME#2`.
             target: The worker, as `WorkerActor` has it.
             placed: True for a worker that has a place; others reserve nothing.
+            here: True for a worker on the node of this process, whose folders it reads and writes.
             deliver: Gets its messages; see `ActorChannel`.
 
         Raises:
@@ -95,12 +97,17 @@ class RayCluster:
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
         resources = {} if place is None else dict(place.resources)
+        if here:
+            node = ray.get_runtime_context().get_node_id()
+            strategy: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+        else:
+            strategy = self.places.roomiest() if place is None else place.strategy
         actor = self._actor_class.options(
             name=name if number == 1 else f"{name}#{number}",
             num_cpus=resources.pop("CPU", 0),
             num_gpus=resources.pop("GPU", 0),
             resources=resources,
-            scheduling_strategy=self.places.roomiest() if place is None else place.strategy,
+            scheduling_strategy=strategy,
         ).remote(target, str(Path.cwd()), path)
         return ActorChannel(actor, self._put, deliver)
 

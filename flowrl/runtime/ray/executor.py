@@ -1,4 +1,4 @@
-"""The Ray executor: engines, scorers and environments in actors; trainers in this process.
+"""The Ray executor: trainers (on CPUs), engines, scorers and environments in actors.
 
 A plan is one for this machine, as the local executor runs it; what it places in processes of their
 own is in actors of the cluster, wherever Ray has room. Actors get models and weights as objects,
@@ -27,6 +27,7 @@ from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.executor import LocalExecutor
+from flowrl.runtime.trainers import Trainer
 from flowrl.runtime.workers import PolicyWorker, require
 
 if TYPE_CHECKING:  # Ray is imported by a run, and not by a check that it can begin
@@ -79,9 +80,31 @@ class RayExecutor(LocalExecutor):
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:
-        """See `Executor`: a trainer of this process, on the accelerator that Ray keeps for it."""
-        device = self._own_devices.get(context.device, context.device)
-        return super().open_policy(placement, replace(context, device=device), generates=generates)
+        """See `Executor`: an actor of this node; on the accelerator that Ray keeps, this process.
+
+        What is wrong with the model of an actor is raised by its first call.
+        """
+        if context.device != "cpu":
+            device = self._own_devices.get(context.device, context.device)
+            context = replace(context, device=device)
+            return super().open_policy(placement, context, generates=generates)
+        from flowrl.runtime.ray.policies import ActorGroup
+
+        for service in (Service.TRAIN, *([Service.GENERATE] if generates else [])):
+            require(placement.backend, service, placement.role)
+        start = partial(
+            self._cluster.start,
+            f"{context.role}.train",
+            "flowrl.runtime.ray.workers:run_policy",
+            here=True,
+        )
+        group = ActorGroup(context.role, start, ("open", placement.backend, context))
+        return PolicyWorker(
+            role=context.role,
+            context=context,
+            train=Trainer(group),
+            generate=group.open_engine(placement.backend, context) if generates else None,
+        )
 
     def open_fleet(
         self,

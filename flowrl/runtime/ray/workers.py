@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
-from typing import cast
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import ray
 
 from flowrl.backend.environment import EnvironmentContext
-from flowrl.backend.protocols import ScoreContext, ScoreRequest
+from flowrl.backend.plugin import Plugin
+from flowrl.backend.protocols import (
+    PolicyContext,
+    ScoreContext,
+    ScoreRequest,
+    Service,
+    TrainBackend,
+)
 from flowrl.backend.registry import find
 from flowrl.config.rewards import RewardsConfig
-from flowrl.errors import FlowError
+from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.channels import Mailbox
+from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.environments.loop import Call, Reply
 from flowrl.runtime.environments.pool import open_loop_here
+from flowrl.runtime.groups import resolved
+from flowrl.runtime.local.engine_in_place import EngineInPlace
+from flowrl.runtime.local.engine_worker import EngineServer, described
 from flowrl.runtime.scoring.pool import ScoringPool
-from flowrl.runtime.workers import wait_for_any
+from flowrl.runtime.workers import require, wait_for_any
 
-__all__ = ["run_environment", "run_scorers"]
+__all__ = ["run_environment", "run_policy", "run_scorers"]
 
 _LOOK_S = 0.5
 _CLOSE_S = 5.0
@@ -55,6 +69,120 @@ def run_scorers(mailbox: Mailbox) -> None:
                 messages = mailbox.receive() if _is_readable(mailbox, 0.0) else []
     except FlowError as reason:
         mailbox.send(("broken", reason))
+
+
+class _EngineMailbox:
+    """What an engine sends to its client, among the answers of its trainer."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self.fileno, self.receive, self.folder = mailbox.fileno, mailbox.receive, mailbox.folder
+
+    def send(self, message: Message) -> None:
+        self._mailbox.send(("engine", message))
+
+
+class _Policy:
+    """A trainer, and the engine next to it once that is opened."""
+
+    def __init__(
+        self, mailbox: Mailbox, plugin: Plugin, context: PolicyContext, train: TrainBackend
+    ) -> None:
+        self._mailbox = mailbox
+        self._engine_mailbox = _EngineMailbox(mailbox)
+        self._opening = plugin, context, train
+        self._train = train
+        self._engine: EngineInPlace | None = None
+        self._server: EngineServer | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._server is not None and self._server.is_busy
+
+    def handle(self, message: Message) -> None:
+        match message:
+            case ("call", int(number), str(method), arguments):
+                try:
+                    found = cast("list[object]", resolved(arguments, _get))
+                    answer = ("returned", number, getattr(self._train, method)(*found))
+                except Exception as reason:
+                    if not isinstance(reason, FlowError):
+                        traceback.print_exc()
+                        reason = BackendError(f"{method} failed", found=described(reason))
+                    answer = ("raised", number, reason)
+                self._mailbox.send(answer)
+            case ("engine", ("open", *_)):
+                self._guarded(self._open)
+            case ("engine", tuple(asked)):
+                if self._server is not None:
+                    self._guarded(partial(self._server.handle, asked))
+            case _:
+                raise AssertionError(f"a trainer received {message!r}")
+
+    def poll(self) -> None:
+        if self._server is not None and self._server.is_busy:
+            self._guarded(self._server.poll)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._train.close()
+
+    def _open(self) -> None:
+        if self._engine is None:
+            self._engine = EngineInPlace(*self._opening)
+        else:
+            self._engine.restart()  # its client opens another one where it broke
+        self._server = EngineServer(self._engine_mailbox, self._engine)
+        self._engine_mailbox.send(("ready",))
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Does something with the engine, which may break without its trainer."""
+        try:
+            act()
+        except FlowError as reason:
+            self._server = None
+            self._engine_mailbox.send(("raised", reason))
+        except Exception as reason:
+            traceback.print_exc()
+            self._server = None
+            self._engine_mailbox.send(("died", described(reason)))
+
+
+def _get(handle: object) -> object:
+    reference: Any = handle
+    found: object = ray.get(reference)
+    return found
+
+
+def run_policy(mailbox: Mailbox) -> None:
+    """Trains a role's model for a run's `ActorGroup`, and generates with it.
+
+    run -> policy    ("open", backend, PolicyContext), once
+                     ("call", number, method, arguments); batches are objects of Ray's store
+                     ("engine", message), as the engine's client sends it
+    policy -> run    ("broken", FlowError), and then nothing more
+                     ("returned", number, result) or ("raised", number, FlowError)
+                     ("engine", message)
+    """
+    messages = mailbox.receive()
+    if messages is None:
+        return
+    _, backend, context = messages.pop(0)
+    context = cast(PolicyContext, context)
+    try:
+        plugin = require(cast(str, backend), Service.TRAIN, context.role)
+        policy = _Policy(mailbox, plugin, context, plugin.open_train(context))
+    except FlowError as reason:
+        mailbox.send(("broken", reason))
+        return
+    while messages is not None:
+        for message in messages:
+            policy.handle(message)
+        policy.poll()
+        wait_s = 0.0 if policy.is_busy else _LOOK_S
+        messages = mailbox.receive() if _is_readable(mailbox, wait_s) else []
+    policy.close()
 
 
 class _Replies:

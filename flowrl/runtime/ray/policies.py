@@ -1,0 +1,149 @@
+"""The run's side of a trainer in a Ray actor, and of the engine that is in the same actor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from flowrl.backend.batch import SequenceBatch, TrainBatch
+from flowrl.backend.protocols import PolicyContext
+from flowrl.errors import FlowError, WorkerDied
+from flowrl.ids import EngineId, RoleName
+from flowrl.runtime.channels import Message
+from flowrl.runtime.groups import WorkerGroup
+from flowrl.runtime.local.engine_fleet import RemoteEngine
+from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.ray import ENDED
+from flowrl.runtime.ray.channel import Inbox
+from flowrl.runtime.ray.clients import OpenActor
+
+__all__ = ["ActorGroup"]
+
+_CLOSE_S = 5.0
+
+
+class ActorGroup(WorkerGroup):
+    """One trainer in an actor; opening returns at once, and calls wait for the model.
+
+    After an error that ended the worker, every call raises it.
+
+    Args:
+        open_channel: Starts an actor with `run_policy`.
+        opening: Its first message.
+    """
+
+    def __init__(self, role: RoleName, open_channel: OpenActor, opening: Message) -> None:
+        super().__init__(1)
+        self._role = role
+        self._lock = threading.Lock()  # of the fields that the channel's thread changes
+        self._waiting: dict[int, Future[Any]] = {}
+        self._number = 0
+        self._error: FlowError | None = None
+        self._engine: _EngineChannel | None = None
+        self._channel = open_channel(deliver=self._take)
+        self._channel.send(opening)
+
+    def _put(self, batch: SequenceBatch | TrainBatch) -> object:
+        return ray.put(batch)
+
+    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._number += 1
+            number = self._number
+            self._waiting[number] = future
+        self._channel.send(("call", number, method, list(arguments)))
+        return future
+
+    def open_engine(self, backend: str, context: PolicyContext) -> RemoteEngine:
+        """Opens the engine next to the trainer, which publishes to it in place."""
+        name = EngineId(f"{self._role}.generate[0]")
+        opening = partial(
+            EngineProcess,
+            name,
+            backend,
+            context,
+            open_channel=self._open_engine_channel,
+            shares_weights=True,
+        )
+        return RemoteEngine(opening, lambda engine: None)
+
+    def _open_engine_channel(self) -> _EngineChannel:
+        with self._lock:
+            self._engine = _EngineChannel(self)
+            if self._error is not None:
+                self._engine.inbox.put([(ENDED, str(self._error))])
+        return self._engine
+
+    def send_to_engine(self, message: Message) -> None:
+        """Sends a message of the engine's client."""
+        self._channel.send(("engine", message))
+
+    def close(self) -> None:
+        """See `WorkerGroup`."""
+        self._channel.close(_CLOSE_S)
+
+    # In the channel's thread
+
+    def _take(self, messages: list[Message]) -> None:
+        for message in messages:
+            match message:
+                case ("returned", int(number), result):
+                    with self._lock:
+                        future = self._waiting.pop(number)
+                    future.set_result(result)
+                case ("raised", int(number), FlowError() as error):
+                    with self._lock:
+                        future = self._waiting.pop(number)
+                    future.set_exception(error)
+                case ("engine", tuple(sent)):
+                    if self._engine is not None:
+                        self._engine.inbox.put([sent])
+                case ("broken", FlowError() as error):
+                    self._end(error, message)
+                case (kind, how) if kind == ENDED:
+                    where = f"roles.{self._role}"
+                    died = WorkerDied("the trainer's actor died", where=where, found=str(how))
+                    self._end(died, message)
+                case _:
+                    raise AssertionError(f"a trainer sent {message!r}")
+
+    def _end(self, error: FlowError, message: Message) -> None:
+        with self._lock:
+            self._error = self._error or error
+            error = self._error
+            waiting, self._waiting = self._waiting, {}
+            engine = self._engine
+        for future in waiting.values():
+            future.set_exception(error)
+        if engine is not None:
+            engine.inbox.put([message])
+
+
+class _EngineChannel:
+    """See `Channel`: the messages of the engine, through the channel of its trainer."""
+
+    def __init__(self, group: ActorGroup) -> None:
+        self.inbox = Inbox()
+        self.send = group.send_to_engine
+        self.fileno, self.receive = self.inbox.fileno, self.inbox.receive
+        self.ended = self.inbox.ended
+
+    def share(self, folder: Path) -> object:
+        """See `Channel`; the trainer has read that folder."""
+        return None
+
+    def kill(self, grace_s: float = 0.0) -> None:
+        """See `Channel`; the trainer lives on."""
+
+    def close(self, grace_s: float) -> None:
+        """See `Channel`."""
+        self.inbox.close()
