@@ -75,7 +75,7 @@ class PromptItem:
     Attributes:
         epoch: Counted from 0; with a curriculum, how often the prompt was taken before.
         index: The row's place in its source.
-        group: `epoch/index`.
+        group: `epoch/index`, or the id of the sample that the prompt was made of.
         prompt_ids: int64 `[P]`.
         source: The source of the mixture that it was taken from; empty without a mixture.
         num_continued: Tokens at the end of the prompt that begin the response: those before the cut
@@ -89,6 +89,11 @@ class PromptItem:
     prompt_ids: Ints
     source: str = ""
     num_continued: int = 0
+
+    @property
+    def answers_sample(self) -> bool:
+        """True if the prompt was made of a sample, whose id the group has."""
+        return self.group.count("/") > 1
 
     @property
     def prompt(self) -> str:

@@ -8,6 +8,8 @@ Two orders, one for each kind of run:
   get ready, the oldest weights first (earliest deadline first). It waits for an unfinished group
   only where going on without it would make a sample too old for every batch that could still take
   it; with `DropStragglers` not even then.
+- `ByName`, where batches name their groups: those of samples' children, which are consumed with
+  the samples.
 
 When that is: a group that began at version f can be consumed up to version f + max_staleness, its
 deadline. With n groups a batch and one batch a version, the batches up to a deadline d take at
@@ -20,7 +22,7 @@ How much is offered ahead decides how much slack there is. With (max_staleness +
 flight no group can be passed over at all, and batches follow the order of versions; every batch
 fewer lets fresh groups overtake stragglers by one version more.
 
-In both, a pool holds every group that was admitted and is not yet answered by a batch. Without
+In all, a pool holds every group that was admitted and is not yet answered by a batch. Without
 refill each group is answered exactly once, filtered and dropped ones too; with refill only kept
 groups count, and the others are named in passing.
 """
@@ -31,11 +33,12 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol
 
+from flowrl.ids import GroupId
 from flowrl.rollout.policies import DropStragglers
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.states import Group, GroupPhase
+from flowrl.rollout.states import BatchRequest, Group, GroupPhase
 
-__all__ = ["ByDeadline", "OfferOrder", "Pool", "open_pool"]
+__all__ = ["ByDeadline", "ByName", "OfferOrder", "Pool", "open_pool"]
 
 
 class Pool(Protocol):
@@ -66,11 +69,11 @@ class Pool(Protocol):
         """Notes that the next batch, and `further` ones after it, are for weights `version`."""
         ...
 
-    def complete(self, num_groups: int) -> bool:
-        """Returns True if a batch of `num_groups` groups does not have to wait."""
+    def complete(self, asked: BatchRequest) -> bool:
+        """Returns True if a batch does not have to wait."""
         ...
 
-    def take(self, num_groups: int) -> list[Group] | None:
+    def take(self, asked: BatchRequest) -> list[Group] | None:
         """Removes and returns the groups of a batch in order, or None while it must wait."""
         ...
 
@@ -81,6 +84,8 @@ class Pool(Protocol):
 
 def open_pool(settings: SchedulerSettings) -> Pool:
     """Returns the pool for a run of these rules."""
+    if settings.named:
+        return ByName()
     if settings.max_staleness == 0 and not settings.over_sampling.prompts:
         return OfferOrder(settings.refill)
     return ByDeadline(
@@ -130,13 +135,14 @@ class OfferOrder:
     def expect(self, version: int, further: int) -> None:
         pass
 
-    def complete(self, num_groups: int) -> bool:
-        return (self._kept if self._refill else len(self._front)) >= num_groups
+    def complete(self, asked: BatchRequest) -> bool:
+        return (self._kept if self._refill else len(self._front)) >= asked.groups
 
-    def take(self, num_groups: int) -> list[Group] | None:
-        if not self.complete(num_groups):
+    def take(self, asked: BatchRequest) -> list[Group] | None:
+        if not self.complete(asked):
             return None
-        taken = []
+        taken: list[Group] = []
+        num_groups = asked.groups
         while num_groups:
             group = self._front.popleft()
             taken.append(group)
@@ -224,7 +230,8 @@ class ByDeadline:
         self._version = version
         self._further = further
 
-    def complete(self, num_groups: int) -> bool:
+    def complete(self, asked: BatchRequest) -> bool:
+        num_groups = asked.groups
         counted = len(self._ready) + (0 if self._refill else len(self._dead))
         if counted < num_groups:
             return False
@@ -240,14 +247,14 @@ class ByDeadline:
                 return False
         return True
 
-    def take(self, num_groups: int) -> list[Group] | None:
-        if not self.complete(num_groups):
+    def take(self, asked: BatchRequest) -> list[Group] | None:
+        if not self.complete(asked):
             return None
         candidates = list(self._ready.values())
         if not self._refill:
             candidates += self._dead.values()
         candidates.sort(key=self._urgency)
-        taken = candidates[:num_groups]
+        taken = candidates[: asked.groups]
         for group in taken:
             self._forget(group)
             if self._ready.pop(group.seq, None) is None:
@@ -286,6 +293,45 @@ class ByDeadline:
 
     def _urgency(self, group: Group) -> tuple[int, int]:
         return (self._version if group.pooled_version is None else group.pooled_version, group.seq)
+
+
+class ByName:
+    """A batch is the groups that it names, in that order, all of them settled."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupId, Group] = {}  # in the order of admission
+
+    @property
+    def num_counted_dead(self) -> int:
+        return sum(not group.alive for group in self._groups.values())
+
+    def add(self, group: Group) -> None:
+        self._groups[group.id] = group
+
+    def settle(self, group: Group) -> None:
+        pass
+
+    def lose(self, group: Group) -> None:
+        pass
+
+    def update_version(self, group: Group) -> None:
+        pass
+
+    def expect(self, version: int, further: int) -> None:
+        pass
+
+    def complete(self, asked: BatchRequest) -> bool:
+        return all(self._groups[name].settled for name in asked.names)
+
+    def take(self, asked: BatchRequest) -> list[Group] | None:
+        if not self.complete(asked):
+            return None
+        return [self._groups.pop(name) for name in asked.names]
+
+    def groups(self) -> Iterable[Group]:
+        return self._groups.values()
 
 
 def _count(counts: dict[int, int], version: int, change: int) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "GroupsJudged",
     "HeartbeatLost",
     "HeartbeatSeen",
+    "ParentsDropped",
     "Progressed",
     "PromptsOffered",
     "Resumed",
@@ -261,11 +262,20 @@ class BatchAsked(EventBase):
             still trains on the batch before, says so here, and the samples' ages are measured
             against it. None is the version when it is delivered or, with admission by age
             budget, the first version that still lacks a batch.
+        names: The groups themselves, where batches name them; each was offered, and is named once.
     """
 
     batch: int
     groups: int
     version: int | None = None
+    names: tuple[GroupId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentsDropped(EventBase):
+    """The samples that these groups answer were dropped: so are these. Ended ones are left."""
+
+    groups: tuple[GroupId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +324,7 @@ Event: TypeAlias = (
     | GroupsJudged
     | WeightsPublished
     | BatchAsked
+    | ParentsDropped
     | AbortAsked
     | DeadlineReached
     | StopAsked

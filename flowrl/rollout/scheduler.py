@@ -188,7 +188,7 @@ class RolloutScheduler:
         delivers: list[Deliver] = []
         self._drop_stale(DropReason.AGED)
         while self._waiting:
-            taken = self._pool.take(self._waiting[0].groups)
+            taken = self._pool.take(self._waiting[0])
             if taken is None:
                 break
             state, asked = self.state, self._waiting.popleft()
@@ -393,10 +393,29 @@ class RolloutScheduler:
                 found=f"{event.groups} groups, stopped: {self.state.stopped}",
                 expected="at least one group, and a scheduler that was not stopped",
             )
+        if self.settings.named and len(event.names) != event.groups:
+            raise SchedulerError(
+                "the groups of a batch are not named",
+                where=f"batch {event.batch}",
+                found=f"{event.groups} groups, {len(event.names)} names",
+                expected="a name for each group",
+            )
         if all(asked.batch != event.batch for asked in self._waiting):
             self._waiting.append(
-                BatchRequest(batch=event.batch, groups=event.groups, version=event.version)
+                BatchRequest(
+                    batch=event.batch,
+                    groups=event.groups,
+                    version=event.version,
+                    names=event.names,
+                )
             )
+
+    def _on_parents_dropped(self, event: ev.ParentsDropped) -> None:
+        for name in event.groups:
+            group = self._groups.get(name)
+            if group is not None:
+                names = _names(group.members)
+                self._lifecycle.drop_members(group, dict.fromkeys(names, DropReason.NO_PARENT))
 
     def _on_stop(self, event: ev.StopAsked) -> None:
         if self.state.stopped is not None:
@@ -440,6 +459,7 @@ class RolloutScheduler:
         ev.GroupsJudged: _on_judged,
         ev.WeightsPublished: _on_published,
         ev.BatchAsked: _on_batch_asked,
+        ev.ParentsDropped: _on_parents_dropped,
         ev.AbortAsked: _on_abort_asked,
         ev.DeadlineReached: lambda self, event: None,
         ev.StopAsked: _on_stop,

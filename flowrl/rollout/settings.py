@@ -65,6 +65,8 @@ class SchedulerSettings:
         patience: How long silence is borne.
         fairness: How sources of prompts share the engines.
         stragglers: Whether a batch waits for what the next one could not take any more.
+        named: Batches name their groups, as those of samples' children do. Otherwise the scheduler
+            chooses them.
     """
 
     group_size: int
@@ -83,6 +85,7 @@ class SchedulerSettings:
     patience: Patience = field(default_factory=Patience)
     fairness: FairnessPolicy = field(default_factory=FirstCome)
     stragglers: StragglerPolicy = field(default_factory=WaitForStragglers)
+    named: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("max_staleness", 0)):
@@ -109,6 +112,12 @@ class SchedulerSettings:
                 found=f"admission={self.admission}, refill={self.refill}",
                 expected="admission=AdmitAll() and refill=True",
                 hint="with an age budget, over_sampling=OverSampling(prompts=...) has spare groups",
+            )
+        if self.named and (budget or self.refill):
+            raise SchedulerError(
+                "batches that name their groups take no others",
+                found=f"admission={self.admission}, refill={self.refill}",
+                expected="admission=AdmitAll() and refill=False",
             )
         if isinstance(self.stragglers, DropStragglers) and self.max_staleness == 0:
             raise SchedulerError(

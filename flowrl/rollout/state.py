@@ -240,7 +240,7 @@ def _describe(engine: Engine) -> str:
 # The state as plain JSON values, and back; `read_state(write_state(s))` is `s`. Nothing derived is
 # written: loads and limits of engines, counts of live samples and the pool's counts are computed.
 
-FORMAT = 4
+FORMAT = 5
 """Version of the layout; another one is refused."""
 
 _HEALTH = ("quarantines", "on_trial", "until_s")
@@ -284,7 +284,9 @@ def write_state(state: SchedulerState) -> dict[str, Any]:
         "ended": {end.value: machine.counts[end] for end in TERMINAL},
         "offered": state.offered.to_json(),
         "num_offered": state.num_offered,
-        "waiting": [[asked.batch, asked.groups, asked.version] for asked in state.waiting],
+        "waiting": [
+            [asked.batch, asked.groups, asked.version, list(asked.names)] for asked in state.waiting
+        ],
         "fenced": state.fenced,
         "stopped": state.stopped,
         "timers": {
@@ -372,7 +374,10 @@ def _read(obj: dict[str, Any], observer: Observer | None, keep_histories: bool) 
         machine.counts[end] = obj["ended"][end.value]
     state.offered = OfferedGroups.from_json(obj["offered"])
     state.num_offered = obj["num_offered"]
-    state.waiting.extend(BatchRequest(batch=b, groups=g, version=v) for b, g, v in obj["waiting"])
+    for batch, number, of_version, names in obj["waiting"]:
+        state.waiting.append(
+            BatchRequest(batch=batch, groups=number, version=of_version, names=tuple(names))
+        )
     state.fenced, state.stopped = obj["fenced"], obj["stopped"]
     timers, written = state.timers, obj["timers"]
     timers.now_s, timers.announced = written["now_s"], written["announced"]

@@ -79,6 +79,7 @@ class DropReason(StrEnum):
     - `incomplete_group`: another member of its group was dropped, too few are left, and a
       delivered group has exactly `group_size` valid members.
     - `redundant`: it was sampled as a spare one, and others were ready first.
+    - `no_parent`: the sample whose prompt it answers was dropped.
     - `stopped`: the run was stopped.
     """
 
@@ -87,6 +88,7 @@ class DropReason(StrEnum):
     REWARD_FAILED = "reward_failed"
     INCOMPLETE_GROUP = "incomplete_group"
     REDUNDANT = "redundant"
+    NO_PARENT = "no_parent"
     STOPPED = "stopped"
 
 
@@ -179,6 +181,7 @@ class BatchRequest:
     batch: int
     groups: int
     version: int | None = None  # that it will be trained on, where the caller said so
+    names: tuple[GroupId, ...] = ()  # its groups, where batches name them
 
 
 @dataclass(slots=True, eq=False)

@@ -202,7 +202,7 @@ def _batches(state: SchedulerState) -> Iterator[str]:
         yield f"the next batch is for version {state.horizon}, expected {state.next_horizon()}"
     if state.waiting and state.stopped is None:
         asked = state.waiting[0]
-        if state.pool.complete(asked.groups):
+        if state.pool.complete(asked):
             yield f"batch {asked.batch} waits, but {asked.groups} groups are there"
 
 

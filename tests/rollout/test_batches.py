@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout.actions import Abort, Deliver, DeliveredGroup, Judge, NeedPrompts
+from flowrl.ids import EngineId, GroupId, SampleId
+from flowrl.rollout.actions import Abort, Deliver, DeliveredGroup, Drop, Judge, NeedPrompts
 from flowrl.rollout.batches import OfferOrder
 from flowrl.rollout.events import (
     BatchAsked,
+    EngineJoined,
     EngineLost,
     GroupsJudged,
+    ParentsDropped,
+    PromptsOffered,
     Resumed,
     RewardFailed,
+    SampleEnd,
     SampleFailed,
+    SamplesFinished,
+    SamplesScored,
     StopAsked,
     WeightsPublished,
 )
 from flowrl.rollout.policies import Retries
-from flowrl.rollout.states import Group, GroupPhase
+from flowrl.rollout.scheduler import RolloutScheduler
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.states import BatchRequest, Group, GroupPhase
+from flowrl.specs import FinishReason
 
 
 def ask(p, groups, batch=0):
@@ -296,6 +308,10 @@ def test_what_the_scheduler_waits_for_can_be_read(play):
     ]
 
 
+def asked(groups: int) -> BatchRequest:
+    return BatchRequest(batch=0, groups=groups)
+
+
 def settled(pool: OfferOrder, *groups: Group) -> None:
     for group in groups:
         group.phase = GroupPhase.READY
@@ -310,16 +326,16 @@ def test_a_ready_group_that_is_lost_counts_as_dead_once_wherever_it_stands():
     for group in groups:
         pool.add(group)
     settled(pool, first, second, fourth)  # the third holds the fourth back
-    assert pool.complete(2)
+    assert pool.complete(asked(2))
     for lost in (fourth, second):
         lost.phase = GroupPhase.DROPPED
         pool.lose(lost)
-        assert pool.complete(1)
-    assert not pool.complete(2)
+        assert pool.complete(asked(1))
+    assert not pool.complete(asked(2))
     settled(pool, third)
-    assert pool.take(2) == [first, second, third]
+    assert pool.take(asked(2)) == [first, second, third]
     assert list(pool.groups()) == [fourth]
-    assert not pool.complete(1)
+    assert not pool.complete(asked(1))
 
 
 def test_without_refill_a_group_that_is_lost_stays_one_answer():
@@ -330,7 +346,38 @@ def test_without_refill_a_group_that_is_lost_stays_one_answer():
     settled(pool, first, second)
     first.phase = GroupPhase.DROPPED
     pool.lose(first)
-    assert (pool.num_counted_dead, pool.complete(2), pool.complete(3)) == (1, True, False)
-    assert pool.take(1) == [first]
+    assert (pool.num_counted_dead, pool.complete(asked(2)), pool.complete(asked(3))) == (
+        1,
+        True,
+        False,
+    )
+    assert pool.take(asked(1)) == [first]
     assert pool.num_counted_dead == 0
-    assert pool.take(1) == [second]
+    assert pool.take(asked(1)) == [second]
+
+
+def test_a_batch_that_names_its_groups_has_these_in_that_order_and_waits_for_no_others():
+    scheduler = RolloutScheduler(SchedulerSettings(group_size=1, named=True), validate=True)
+    scheduler.step(EngineJoined(id=0, engine=EngineId("e"), capacity=8))
+    names = tuple(GroupId(f"0/1/{member}") for member in range(3))
+    scheduler.step(PromptsOffered(id=1, groups=names))
+    asked = BatchAsked(id=2, batch=0, groups=2, names=(names[2], names[1]))
+    assert scheduler.step(asked) == []
+    again = RolloutScheduler.from_json(json.loads(json.dumps(scheduler.to_json())), validate=True)
+    for machine in (scheduler, again):
+        for number, member in enumerate((1, 2)):
+            sample = SampleId(f"{names[member]}/0")
+            end = SampleEnd(
+                sample=sample, attempt=0, reason=FinishReason.STOP, num_tokens=1, versions=((0, 1),)
+            )
+            machine.step(SamplesFinished(id=3 + 2 * number, engine=EngineId("e"), ends=(end,)))
+            actions = machine.step(SamplesScored(id=4 + 2 * number, scores=((sample, 1.0),)))
+        (deliver,) = actions
+        assert [group.group for group in deliver.groups] == [names[2], names[1]]
+        dropped = machine.step(ParentsDropped(id=9, groups=names))
+        assert [(a.sample, a.reason) for a in dropped if isinstance(a, Drop)] == [
+            (f"{names[0]}/0", "no_parent")
+        ]
+        (deliver,) = machine.step(BatchAsked(id=10, batch=1, groups=1, names=names[:1]))
+        assert (deliver.groups, deliver.filtered) == ((), names[:1])
+        assert machine.counts.live == 0

@@ -110,7 +110,10 @@ def test_an_event_that_was_seen_before_changes_nothing(play):
         lambda s: setattr(s.groups["0/0"], "num_ready", 1),
         lambda s: s.pool._begun.clear(),
         lambda s: setattr(s.placement.engines["e0"], "capacity", 50),
-        lambda s: s.pool.take(0) or s.waiting.appendleft(BatchRequest(batch=9, groups=0)),
+        lambda s: (
+            s.pool.take(BatchRequest(batch=9, groups=0))
+            or s.waiting.appendleft(BatchRequest(batch=9, groups=0))
+        ),
         lambda s: setattr(s, "horizon", 7),
         lambda s: setattr(s.admission, "admitted", 1),
         lambda s: s.placement.engines["e0"].closed.add(ClosedReason.REPACKED),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import flowrl as fl
 from flowrl import api
 from flowrl.cli import why
 from flowrl.errors import ConfigError, WorkerDied
@@ -31,6 +32,7 @@ from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
 from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, ages_of, tiny_config
+from tests.runtime.tree_programs import tree_of
 from tests.warm_processes import WarmProcesses
 
 
@@ -446,3 +448,87 @@ def test_several_rollouts_cannot_run_ahead(tmp_path: Path):
     config["plan"] = {"kind": "asynchronous"}
     with pytest.raises(ConfigError, match="only a single rollout can generate ahead"):
         api.run(None, config, display=WatchedDisplay())
+
+
+# Trees of samples
+
+
+def tree_config(runs: Path, program: str = "refinement", **train: Any) -> dict[str, Any]:
+    config = tree_of(program, runs)
+    config["train"] |= {"steps": 4, "max_staleness": 1, **train}
+    if program != "chain_of_one":
+        config["args"] = {"ahead": True}
+    return config
+
+
+def check_tree(run: Path, parents: dict[str, str], staleness: int) -> None:
+    """Each consumed child is consumed with its parent, and neither is too old."""
+    versions = {step.step: step.version for step in steps_of(run)}
+    rows = {(row["rollout"], row["sample"]): row for row in rows_of(run)}
+    assert len(rows) == len(rows_of(run))  # each sample has one end
+    oldest: dict[tuple[str, str], int] = {}
+    for rollout in ("actor.generate", *parents):
+        for (name, sample), row in rows.items():
+            if name != rollout or row["end"] == "dropped":
+                continue
+            first = min(version for version, _ in row["versions"])
+            if rollout in parents:
+                above = (parents[rollout], sample.rpartition("/")[0])
+                assert rows[above]["step"] == row["step"]
+                first = min(first, oldest[above])
+            oldest[name, sample] = first
+            assert versions[row["step"]] - first <= staleness
+    told = [
+        x for step in steps_of(run) for name, x in step.extra.items() if "staleness/max" in name
+    ]
+    assert max(told) == staleness
+    for files in rollout_journals(run):
+        counts = replay(_joined(files.files)).counts
+        assert counts.conserved
+
+
+REFINED = {"rival.generate": "actor.generate", "actor.generate.2": "rival.generate"}
+
+
+def test_a_tree_runs_ahead_of_the_trainer_and_children_are_as_old_as_their_parents(tmp_path: Path):
+    run = api.run(None, tree_config(tmp_path), display=WatchedDisplay()).folder
+    check_tree(run, REFINED, 1)
+
+
+def test_a_killed_tree_goes_on_from_its_last_checkpoint(tmp_path: Path, warm: WarmProcesses):
+    config = tree_config(tmp_path)
+    config["runtime"]["checkpoint_every"] = 2
+    run = run_until_killed(warm, config, "refinement", 3)
+    resumed(run)
+    assert [step.step for step in steps_of(run)] == [1, 2, 3, 4]
+    check_tree(run, REFINED, 1)
+
+
+def test_pairs_are_compared_ahead_of_the_trainer(tmp_path: Path):
+    run = api.run(None, tree_config(tmp_path, "tournament"), display=WatchedDisplay()).folder
+    both = {f"rival.generate{n}": "actor.generate" for n in ("", ".2")}
+    check_tree(run, both, 1)
+    assert {row["end"] for row in rows_of(run)} == {"consumed"}
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "message"),
+    [
+        ("two_rollouts", {}, "only one rollout, with those that answer its samples"),
+        ("chain_of_one", {"policies": {"publication": "abort"}}, "share theirs"),
+    ],
+)
+def test_what_cannot_run_ahead_together_is_refused(
+    tmp_path: Path, program: str, changes: dict[str, Any], message: str
+):
+    config = tree_config(tmp_path, "chain_of_one", **changes)
+    if program == "two_rollouts":
+        config["workflow"] = f"{__file__}:two_rollouts"
+    with pytest.raises(ConfigError, match=message):
+        api.run(None, config, display=WatchedDisplay())
+
+
+@fl.workflow
+def two_rollouts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    for rollout in [actor.generate(prompts), actor.generate(prompts)]:
+        actor.update(rollout, verifier.score(rollout))

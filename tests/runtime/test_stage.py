@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,16 +13,18 @@ from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError, SchedulerError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
-from flowrl.runtime.driver.asynchronous_stage import checked_ages
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import GroupJudge, group_judge
-from flowrl.runtime.driver.graph_parts import GraphParts
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
 from flowrl.runtime.driver.payloads import GroupRows, Payload, StepBatch, receive_rollout
 from flowrl.runtime.driver.rollout_tree import drop_incomplete, joined_rollouts
 from flowrl.runtime.driver.stage import part_of
 from flowrl.runtime.driver.step_report import GeneratedRollout
+from flowrl.runtime.driver.streaming_tree import checked_ages
 from flowrl.specs import FinishReason
 from tests.runtime.node_world import Worker, lowered, program_of
+from tests.runtime.test_rollouts import prompts
+from tests.runtime.test_tree_collection import CRITIQUE, DRAFT
 
 
 @fl.workflow
@@ -182,25 +186,38 @@ def test_rollouts_that_no_node_compares_are_left_alone():
     assert joined_rollouts(GraphParts(lowered(shaped))) == []
 
 
-def aged(*spans: tuple[tuple[int, int], ...]) -> CollectedBatch:
+def aged(part: RolloutPart, group: str, *spans: tuple[tuple[int, int], ...]) -> GeneratedRollout:
     """One group, delivered at version 7, whose samples have these version spans."""
-    group = group_id(0, 3)
+    (item,) = prompts(1)
     members = [
-        (SampleId(f"{group}/{i}"), Payload(item=None, versions=versions))
+        (
+            SampleId(f"{group}/{i}"),
+            Payload(item=replace(item, group=GroupId(group)), versions=versions),
+        )
         for i, versions in enumerate(spans)
     ]
-    return CollectedBatch(groups=[(group, members)], version=7)
+    collected = CollectedBatch(groups=[(GroupId(group), members)], version=7)
+    return GeneratedRollout(part=part, items=[], collected=collected, version=7)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_a_consumed_sample_is_as_old_as_its_oldest_token_and_no_older_than_allowed(staleness: int):
-    allowed = 7 - staleness
-    collected = aged(((7, 3),), ((allowed, 1), (7, 8)), ((7, 2), (allowed, 1)), ())
+    allowed, limits = 7 - staleness, {DRAFT.node.id: staleness}
+    drafts = aged(DRAFT, "0/3", ((7, 3),), ((allowed, 1), (7, 8)), ((7, 2), (allowed, 1)), ())
     expected = {0: 2, staleness: 2} if staleness else {0: 4}
-    assert checked_ages(collected, staleness) == expected
+    assert checked_ages([drafts], limits) == expected
     with pytest.raises(SchedulerError, match=f"at most {staleness} publication") as caught:
-        checked_ages(aged(((7, 3),), ((allowed - 1, 1), (7, 9))), staleness)
-    assert caught.value.where == "sample 0/3/1"
+        checked_ages([aged(DRAFT, "0/3", ((7, 3),), ((allowed - 1, 1), (7, 9)))], limits)
+    assert caught.value.where == "sample 0/3/1 of actor.generate"
+
+
+def test_a_child_is_as_old_as_what_its_prompt_was_made_of():
+    drafts = aged(DRAFT, "0/3", ((5, 3),), ((7, 8),))
+    critiques = aged(CRITIQUE, "0/3/0", ((7, 3),), ((6, 1), (7, 2)))
+    limits = {DRAFT.node.id: 2, CRITIQUE.node.id: 2}
+    assert checked_ages([drafts, critiques], limits) == {0: 1, 2: 3}
+    with pytest.raises(SchedulerError, match=r"0/3/0/0 of critic\.generate"):
+        checked_ages([drafts, critiques], {**limits, CRITIQUE.node.id: 1})
 
 
 def test_a_missing_part_of_a_checkpoint_is_named():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flowrl as fl
 from flowrl.backend.protocols import Finished, Progress, ScoreRequest
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
@@ -28,16 +29,29 @@ from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
 from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
+from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import GroupRows
+from flowrl.runtime.driver.rollout_tree import OpenRollout
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
+from flowrl.runtime.driver.streaming_tree import StreamingTree
 from flowrl.specs import Sampling
+from tests.runtime.node_world import lowered
 from tests.runtime.scripted_engine import ScriptedEngine, context, weights
 from tests.runtime.test_rollouts import VERIFIER, Scoring, Words, World, by_member
 
 # Always readable, so that no round waits.
 WAKE, _written = os.pipe()
 os.write(_written, b"!")
+
+
+@fl.workflow
+def alone(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts, n=2)
+    actor.update(rollout, verifier.score(rollout))
+
+
+(PART,) = GraphParts(lowered(alone)).rollouts
 
 N = 4  # groups of a batch
 SIZE = 2  # members of a group
@@ -143,25 +157,36 @@ class Rollout:
             unused=unused,
             clock=self.world.clock,
         )
+        opened = OpenRollout(
+            part=PART,
+            driver=self.driver,
+            begin=lambda: None,
+            fleet=self.fleet,  # type: ignore[arg-type]
+        )
+        self.tree = StreamingTree([opened], stall_timeout_s=5.0, clock=self.world.clock)
+
+    def written(self) -> tuple[dict[str, object], UnusedSamples]:
+        (written,) = self.tree.written().values()
+        return written
 
     def rounds(self, number: int = 1) -> None:
         for _ in range(number):
-            self.driver.round(WAKE)
+            self.tree.round(WAKE)
 
     def collect(self, *, most: int = 200) -> CollectedBatch:
         """The next batch, as a trainer that waits for it gets it."""
         self.batch += 1
-        self.driver.ask(self.batch)
+        self.tree.ask(self.batch)
         for _ in range(most):
-            if self.driver.is_delivered(self.batch):
-                return self.driver.take(self.batch)
+            if self.tree.is_delivered(self.batch):
+                return self.tree.take(self.batch)[0].collected
             self.rounds()
         raise AssertionError(self.driver.describe())
 
     def publish(self) -> None:
         self.version += 1
         folder = weights(self.folder / str(self.version), self.version)
-        self.driver.load(self.version, folder)
+        self.tree.load(self.fleet, self.version, folder)  # type: ignore[arg-type]
 
 
 def ages(collected: CollectedBatch) -> list[int]:
@@ -191,7 +216,7 @@ def test_what_ends_early_waits_and_is_learned_from_later(tmp_path: Path):
     assert (first.version, len(first.groups)) == (0, N)
     rollout.rounds(8)
     rollout.publish()
-    second = rollout.collect(most=0) if rollout.driver.is_delivered(2) else rollout.collect()
+    second = rollout.collect(most=0) if rollout.tree.is_delivered(2) else rollout.collect()
     assert second.version == 1
     assert ages(second) == [1] * (N * SIZE)
     groups = [group for group, _ in (*first.groups, *second.groups)]
@@ -201,9 +226,9 @@ def test_what_ends_early_waits_and_is_learned_from_later(tmp_path: Path):
 def test_a_batch_that_is_there_is_delivered_when_it_is_asked_for(tmp_path: Path):
     rollout = Rollout(tmp_path)
     rollout.rounds(12)
-    rollout.driver.ask(1)
-    assert rollout.driver.is_delivered(1)
-    collected = rollout.driver.take(1)
+    rollout.tree.ask(1)
+    assert rollout.tree.is_delivered(1)
+    collected = rollout.tree.take(1)[0].collected
     assert collected.ready == N * SIZE
     assert collected.under_way == 0
 
@@ -300,7 +325,7 @@ def test_a_filter_that_lets_nothing_pass_stops_the_run_while_a_batch_is_waited_f
     rollout.rounds(60)
     # Nobody waits: no more prompts are spent than a batch may cost.
     assert 12 <= sum(rollout.prompts.taken) <= 12 + 2 * N
-    rollout.driver.ask(1)
+    rollout.tree.ask(1)
     with pytest.raises(DataError, match=r"0 of \d+ groups passed \(0\.0 %\)"):
         rollout.rounds(60)
 
@@ -336,7 +361,7 @@ def test_the_time_in_which_an_engine_is_waited_for_is_no_time_of_driving(tmp_pat
 def test_what_is_written_holds_the_tokens_of_running_samples_and_these_go_on(tmp_path: Path):
     rollout = Rollout(tmp_path, lengths=[20])
     rollout.rounds(5)
-    state, unused = rollout.driver.written()
+    state, unused = rollout.written()
     assert len(unused.payloads) == 2 * N * SIZE
     assert {len(payload.tokens) for payload in unused.payloads.values()} <= set(range(1, 8))
     assert all(not engine["held"] for engine in state["engines"] if "held" in engine)  # type: ignore[attr-defined]
@@ -367,7 +392,7 @@ def test_a_driver_goes_on_from_what_was_written_without_losing_or_repeating_anyt
         take(rollout.collect())
         rollout.publish()
         rollout.rounds(turn % 4)
-        state, unused = rollout.driver.written()
+        state, unused = rollout.written()
         folder = tmp_path / f"checkpoint-{turn}"
         write_unused(folder, unused)
         again = Rollout(
@@ -399,12 +424,14 @@ def test_a_batch_that_nobody_took_is_written_too_and_is_there_when_it_is_asked_f
 ):
     rollout = Rollout(tmp_path)
     rollout.rounds(12)
-    rollout.driver.ask(1)
-    assert rollout.driver.is_delivered(1)
-    state, unused = rollout.driver.written()
+    rollout.tree.ask(1)
+    assert rollout.tree.is_delivered(1)
+    state, unused = rollout.written()
     again = Rollout(tmp_path, state=state, unused=unused, prompts=rollout.prompts)
-    again.driver.ask(1)
-    assert [group for group, _ in again.driver.take(1).groups] == [f"0/{i}" for i in range(N)]
+    again.tree.ask(1)
+    assert [group for group, _ in again.tree.take(1)[0].collected.groups] == [
+        f"0/{i}" for i in range(N)
+    ]
     assert again.driver.scheduler.counts.consumed == N * SIZE
 
 
@@ -437,7 +464,7 @@ def test_a_batch_that_nothing_moves_for_is_given_up_and_one_that_nobody_wants_is
     for engine in rollout.fleet.engines.values():
         engine.poll = stuck  # type: ignore[method-assign]
     rollout.rounds(5)
-    rollout.driver.ask(1)
+    rollout.tree.ask(1)
     with pytest.raises(SchedulerError, match="nothing moved for 5 s") as caught:
         rollout.rounds(5)
     assert "batch 1 waits for 4 groups" in str(caught.value)
@@ -477,7 +504,7 @@ def test_an_engine_that_answers_late_for_what_was_given_up_holds_nothing_for_eve
         rollout.rounds()
     slow.poll = answers  # type: ignore[method-assign]
     # It answers while they run elsewhere; nobody waits for it when the state is written down.
-    rollout.driver.written()
+    rollout.written()
     first = rollout.collect()
     rollout.publish()
     both = [*first.groups, *rollout.collect().groups]
@@ -530,14 +557,14 @@ def test_an_engine_that_stays_silent_is_given_up_and_others_draw_its_samples(tmp
     again = {s for _, members in both for s, payload in members if payload.attempt}
     assert again == held
     assert EngineId("actor[0]") not in rollout.driver.scheduler.state.placement.engines
-    rollout.driver.written()  # and nobody waits for it
+    rollout.written()  # and nobody waits for it
 
 
 def test_no_time_passes_for_samples_while_nobody_listens(tmp_path: Path):
     rollout = Rollout(tmp_path, lengths=[9], patience=Patience(stall_s=2.0))
     rollout.rounds(2)
-    rollout.driver.stop_clock()
+    rollout.tree.stop_clock()
     rollout.world.now += 100.0  # an evaluation, say
-    rollout.driver.start_clock()
+    rollout.tree.start_clock()
     groups = rollout.collect().groups
     assert {payload.attempt for _, members in groups for _, payload in members} == {0}

@@ -25,20 +25,26 @@ def tree_of(program: str, runs: Path, **changes: Any) -> dict[str, Any]:
 
 @fl.workflow
 def refinement(
-    prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    rival: fl.Policy,
+    verifier: fl.Reward,
+    ahead: bool = False,
 ) -> None:
     """Drafts, critiques of each, and revisions; critiques and drafts by what comes of them."""
+    loss = fl.loss.policy_clip(0.2) if ahead else REINFORCE
     draft = actor.generate(prompts)
     critique = rival.generate(fl.prompts_of(draft, template="{prompt}{response}="), n=2)
     revision = actor.generate(fl.prompts_of(critique, template="{prompt}{response}={answer}+"), n=1)
     better = fl.mean_of_children(verifier.score(revision))
     fl.log("revised", better)
     advantages = fl.advantage.group_relative(better, std="none")
-    rival.update(critique, advantages=advantages, loss=REINFORCE)
-    actor.update(revision, advantages=fl.parent(advantages, of=revision), loss=REINFORCE)
+    rival.update(critique, advantages=advantages, loss=loss)
+    actor.update(revision, advantages=fl.parent(advantages, of=revision), loss=loss)
     scores = fl.weighted_sum((verifier.score(draft), 1.0), (fl.mean_of_children(better), 0.5))
     draft, scores = fl.filter.zero_variance(draft, scores)
-    actor.update(draft, scores, loss=REINFORCE)
+    actor.update(draft, scores, loss=loss)
 
 
 @fl.workflow
@@ -84,13 +90,16 @@ def two_answers(
 
 
 @fl.workflow
-def tournament(prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy) -> None:
+def tournament(
+    prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy, ahead: bool = False
+) -> None:
     """Answers by the share of comparisons that they win, of two verdicts on each pair."""
+    loss = fl.loss.policy_clip(0.2) if ahead else REINFORCE
     answers = actor.generate(prompts)
     asked = [fl.prompts_of(answers, template="{response}+{opponent}=", opponent=k) for k in (1, 3)]
     verdicts = [rival.generate(each, n=2) for each in asked]
     stated = [fl.parse(each, regex="^[1-9]", otherwise=0.0) for each in verdicts]
-    actor.update(answers, fl.win_rate(*stated), loss=REINFORCE)
+    actor.update(answers, fl.win_rate(*stated), loss=loss)
 
 
 @fl.workflow

@@ -3,7 +3,8 @@
     samples.json           a row a sample; batches and ends that no step has reported yet, by its id
     samples.safetensors    tokens, logprobs and what else has a length, of all samples together
 
-Prompts are not written: a sample's group names the data row, and the data is checked by the cursor.
+Prompts of the data are not written: a sample's group names the data row, and the data is checked by
+the cursor. Prompts that were made of samples are.
 Numbers come back bit for bit.
 """
 
@@ -118,6 +119,8 @@ def write_unused(folder: Path, unused: UnusedSamples) -> None:
         parts = [value for p in payloads if (value := getattr(p, name)) is not None]
         arrays[name] = np.concatenate([np.zeros(0, kind), *parts])
     kept = KeptTokens.joined([payload.kept for payload in payloads if payload.kept is not None])
+    made = [payload.item.prompt_ids for payload in payloads if payload.item.answers_sample]
+    arrays["prompts"] = np.concatenate([np.zeros(0, np.int64), *made])
     arrays |= {"kept.ids": kept.ids, "kept.counts": kept.counts}
     save_file(arrays, folder / _ARRAYS)
 
@@ -143,6 +146,9 @@ def _row(sample: SampleId, payload: Payload) -> dict[str, object]:
     return {
         "sample": sample,
         "group": payload.item.group,
+        "prompt": [len(payload.item.prompt_ids), payload.item.num_continued]
+        if payload.item.answers_sample
+        else None,
         "attempt": payload.attempt,
         "num_tokens": len(payload.tokens),
         "has": [name for name in _NUMBERS if getattr(payload, name) is not None],
@@ -243,7 +249,7 @@ class _Reader:
                 ids=self._next("kept.ids", ids), counts=self._next("kept.counts", places)
             )
         return Payload(
-            item=self._item_of(GroupId(row["group"])),
+            item=self._item(GroupId(row["group"]), row["prompt"]),
             attempt=row["attempt"],
             kept=kept,
             versions=tuple((version, count) for version, count in row["versions"]),
@@ -258,6 +264,13 @@ class _Reader:
             failed_term=row.get("failed_term", ""),
             **arrays,
         )
+
+    def _item(self, group: GroupId, made: Sequence[int] | None) -> PromptItem:
+        item = self._item_of(group)
+        if made is None:
+            return item
+        length, continued = made
+        return replace(item, prompt_ids=self._next("prompts", length), num_continued=continued)
 
     def _next(self, name: str, count: int) -> Any:
         begin = self._read[name]

@@ -5,8 +5,9 @@
     engine processes    | generate all the time, with their own copy of the weights
 
 A step takes the batch that the scheduler delivers, as soon as it is ready, and learns from it like
-any other stage. Every sample that it learns from is at most `max_staleness` versions old, which
-is checked once more here, from the versions that the engines have noted with each token.
+any other stage. Every sample that it learns from is at most `max_staleness` versions old, and so is
+what its prompt was made of; this is checked once more here, from the versions that the engines have
+noted with each token.
 
 The samples of a batch depend on which ones were ready first, so two runs with one seed differ. Two
 guarantees hold, also over a stop and a resumption: every prompt is offered once, and every sample
@@ -20,24 +21,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
-from flowrl.data import PromptItem
-from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId
+from flowrl.ids import EngineId, RoleName
 from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
-from flowrl.runtime.driver.graph_parts import RolloutPart
+from flowrl.runtime.driver.collected_batch import FailureBudget
+from flowrl.runtime.driver.graph_parts import RolloutPart, role_of
 from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
-from flowrl.runtime.driver.rollout_tree import OpenRollout
+from flowrl.runtime.driver.rollout_tree import OpenRollout, drop_incomplete
 from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import Stage, delivered_groups
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
-from flowrl.runtime.driver.streaming_driver import StreamingDriver
+from flowrl.runtime.driver.streaming_tree import StreamingTree, checked_ages
 from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.wording import counted
 
-__all__ = ["AsynchronousStage", "checked_ages"]
+__all__ = ["AsynchronousStage"]
 
 
 _CLOSE_S = 10.0
@@ -45,12 +44,12 @@ _CLOSE_S = 10.0
 
 
 class AsynchronousStage(Stage):
-    """See the module; the driver runs in the thread from the beginning until `close`.
+    """See the module; the drivers run in the thread from the beginning until `close`.
 
     Args:
-        rollout: The only one of the stage, with a fleet of engines.
-        thread: Runs its driver; of the whole run.
-        publish: Publishes the weights with which the stage's engines generate.
+        rollouts: One tree of them, each with a fleet of engines.
+        thread: Runs their drivers; of the whole run.
+        publish: Publishes the weights of a role whose engines generate.
         stop: A true value gives up waiting for a batch.
         timeout_s: Seconds that the thread may take to come to a call.
     """
@@ -61,22 +60,25 @@ class AsynchronousStage(Stage):
         program: BatchProgram,
         sources: Sequence[Source],
         row_samples: Sequence[RowSamples],
-        rollout: OpenRollout,
+        rollouts: Sequence[OpenRollout],
         failures: FailureBudget,
         report: StepReport,
         thread: RolloutThread,
-        publish: Callable[[], None],
+        publish: Callable[[RoleName], None],
         stop: Callable[[], bool],
         timeout_s: float,
     ) -> None:
-        assert isinstance(rollout.driver, StreamingDriver)
-        assert rollout.fleet is not None
-        self._driver: StreamingDriver = rollout.driver
-        self._fleet: EngineFleet = rollout.fleet
-        self._part: RolloutPart = rollout.part
+        self._tree = StreamingTree(rollouts, stall_timeout_s=timeout_s)
+        self._part: RolloutPart = self._tree.root.part
+        self._fleets: dict[RoleName, EngineFleet] = {}
+        for rollout in rollouts:
+            assert rollout.fleet is not None
+            self._fleets[role_of(rollout.part.generate_node)] = rollout.fleet
+        # No sample is older in publications of its own policy, nor what its prompt was made of.
+        self._limits = {r.node: r.driver.scheduler.settings.max_staleness for r in rollouts}
         self._thread = thread
         self._publish = publish
-        self._has_published = False  # in this step
+        self._published: set[RoleName] = set()  # in this step
         self._is_ready = False  # every engine was, once
         self._stop = stop
         self._timeout_s = timeout_s
@@ -84,11 +86,11 @@ class AsynchronousStage(Stage):
             program=program,
             sources=sources,
             row_samples=row_samples,
-            rollouts=[rollout],
+            rollouts=rollouts,
             failures=failures,
             report=report,
         )
-        self._call(lambda: thread.serve(self._driver))
+        self._call(lambda: thread.serve(self._tree))
 
     def _call(self, act: Callable[[], None]) -> None:
         """Does something in the rollout's thread."""
@@ -100,55 +102,56 @@ class AsynchronousStage(Stage):
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
         if not self._is_ready:
             # Later, an engine that is restarted must not keep the others waiting.
-            self._call(self._fleet.wait_ready)
+            for fleet in self._fleets.values():
+                self._call(fleet.wait_ready)
             self._is_ready = True
         started = time.monotonic()
         others = [node for node in self._sources if node != self._part.source]
         step, items = StepBatch(number=number), self._take(others)
-        collected = self._collect(number)
+        generated = self._collect(number)
         waited_s = time.monotonic() - started
-        generated = GeneratedRollout(
-            part=self._part,
-            items=_items_of(collected),
-            collected=collected,
-            version=collected.version,
-        )
-        ages = checked_ages(collected, self._driver.scheduler.settings.max_staleness)
-        receive_rollout(self._program.parts, self._part, step, delivered_groups(generated))
-        self._give_rows(step, items, [generated])
-        self._has_published = False
+        drop_incomplete(generated, self._joined)
+        ages = checked_ages(generated, self._limits)
+        for rollout in generated:
+            receive_rollout(self._program.parts, rollout.part, step, delivered_groups(rollout))
+        self._give_rows(step, items, generated)
+        self._published.clear()
         self._program.run(step)
-        if not self._has_published:
-            # Nothing was learned, but the budget of ages counts a publication for each batch.
-            self._publish()
-        return self._with_ages(self._end(step, [generated], started), ages, collected, waited_s)
+        for role in self._fleets.keys() - self._published:
+            # It learned nothing, but the budget of ages counts a publication for each batch.
+            self._publish(role)
+        return self._with_ages(self._end(step, generated, started), ages, generated, waited_s)
 
-    def _collect(self, number: int) -> CollectedBatch:
-        driver = self._driver
-        self._call(lambda: driver.ask(number))
-        self._collecting = driver
+    def _collect(self, number: int) -> list[GeneratedRollout]:
+        tree = self._tree
+        self._call(lambda: tree.ask(number))
+        self._collecting = tree
         try:
-            if not self._thread.wait_until(lambda: driver.is_delivered(number), self._stop):
+            if not self._thread.wait_until(lambda: tree.is_delivered(number), self._stop):
                 # From now on nothing more is delivered, so that what is written down then is what
                 # the trainer knows of.
                 self._call(self._thread.pause)
-                if not driver.is_delivered(number):
+                if not tree.is_delivered(number):
                     raise KeyboardInterrupt
         finally:
             self._collecting = None
         try:
-            return self._thread.call(lambda: driver.take(number), self._timeout_s)
+            return self._thread.call(lambda: tree.take(number), self._timeout_s)
         finally:
             self._call(self._thread.resume)
 
     def _with_ages(
-        self, result: StepResult, ages: Counter[int], collected: CollectedBatch, waited_s: float
+        self,
+        result: StepResult,
+        ages: Counter[int],
+        generated: Sequence[GeneratedRollout],
+        waited_s: float,
     ) -> StepResult:
         """Adds the metrics that only an asynchronous step has to its rows."""
         extra = dict(result.metrics.extra)
         extra |= {f"age/{age}": float(ages[age]) for age in sorted(ages)}
-        extra["surplus"] = float(collected.ready)
-        extra["under_way"] = float(collected.under_way)
+        extra["surplus"] = float(sum(rollout.collected.ready for rollout in generated))
+        extra["under_way"] = float(sum(rollout.collected.under_way for rollout in generated))
         seconds = {"wait": waited_s, **result.metrics.seconds}
         return replace(result, metrics=replace(result.metrics, extra=extra, seconds=seconds))
 
@@ -164,10 +167,11 @@ class AsynchronousStage(Stage):
 
     def publish(self, engine: EngineId, version: int) -> None:
         """Sends new weights to the engines and reports the version to the scheduler."""
-        if self._driver.serves(engine):
-            folder = self._fleet.written(version)
-            self._thread.post(lambda: self._driver.load(version, folder))
-            self._has_published = True
+        for role, fleet in self._fleets.items():
+            if engine in fleet.engines:
+                folder = fleet.written(version)
+                self._thread.post(partial(self._tree.load, fleet, version, folder))
+                self._published.add(role)
 
     # Standing still
 
@@ -182,12 +186,12 @@ class AsynchronousStage(Stage):
         def settle() -> None:
             if self._thread.failure is not None:
                 raise self._thread.failure
-            self._driver.settle_scores()
-            self._driver.stop_clock()
+            self._tree.settle_scores()
+            self._tree.stop_clock()
             self._thread.pause()
 
         def resume() -> None:
-            self._driver.start_clock()
+            self._tree.start_clock()
             self._thread.resume()
 
         self._call(settle)
@@ -198,13 +202,14 @@ class AsynchronousStage(Stage):
 
     def state(self) -> dict[str, object]:
         """Returns JSON of the stage now; `save` writes the samples that belong to it."""
-        node = self._part.node.id
 
         def write() -> dict[str, object]:
-            scheduler, self._unused[node] = self._driver.written()
+            written = self._tree.written()
+            self._unused = {node: unused for node, (_, unused) in written.items()}
             # A resumed run's journal goes on from this state: it must not lack what led to it.
             super(AsynchronousStage, self)._flush_journals()
-            return {**self._written_sources(), "schedulers": {node: scheduler}}
+            schedulers = {node: scheduler for node, (scheduler, _) in written.items()}
+            return {**self._written_sources(), "schedulers": schedulers}
 
         return self._thread.call(write, self._timeout_s)
 
@@ -217,35 +222,3 @@ class AsynchronousStage(Stage):
             self._thread.call(lambda: self._thread.serve(None), _CLOSE_S)
         finally:
             super().close()
-
-
-def checked_ages(collected: CollectedBatch, max_staleness: int) -> Counter[int]:
-    """Returns the number of consumed samples for each staleness, in versions.
-
-    Raises:
-        SchedulerError: one is older than `max_staleness`.
-    """
-    ages: Counter[int] = Counter()
-    for _, members in collected.groups:
-        for sample, payload in members:
-            first = min((version for version, _ in payload.versions), default=None)
-            age = 0 if first is None else collected.version - first
-            if age > max_staleness:
-                raise SchedulerError(
-                    "a sample is older than the workflow allows",
-                    where=f"sample {sample}",
-                    found=f"versions {payload.versions} at version {collected.version}",
-                    expected=f"at most {counted(max_staleness, 'publication')} old",
-                )
-            ages[age] += 1
-    return ages
-
-
-def _items_of(collected: CollectedBatch) -> Sequence[PromptItem]:
-    """Prompts that were delivered, then those that were filtered."""
-    items: dict[GroupId, PromptItem] = {
-        group: members[0][1].item for group, members in collected.groups
-    }
-    for _, payload, _ in collected.filtered:
-        items.setdefault(payload.item.group, payload.item)
-    return tuple(items.values())

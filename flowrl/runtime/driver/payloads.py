@@ -107,6 +107,11 @@ class Payload:
     broken: EpisodeFailure | None = None
 
     @property
+    def has_ended(self) -> bool:
+        """True if its response is whole."""
+        return self.finish not in (None, FinishReason.ABORT)
+
+    @property
     def is_episode(self) -> bool:
         """True for a whole episode with an environment, which has scored it."""
         return self.turn is not None

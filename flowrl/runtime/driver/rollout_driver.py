@@ -30,7 +30,7 @@ from flowrl.backend.plugin import GIVEN_PER_SLOT
 from flowrl.backend.protocols import Finished, GenerateBackend, Progress
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, RoleName, SampleId, sample_id
+from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
 from flowrl.observe.run_status import RolloutStatus
 from flowrl.rollout.actions import (
     Abort,
@@ -56,6 +56,7 @@ from flowrl.rollout.events import (
     Event,
     GroupsJudged,
     HeartbeatLost,
+    ParentsDropped,
     Progressed,
     PromptsOffered,
     Resumed,
@@ -88,7 +89,7 @@ from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.local.engine_restarts import EngineFailures, error_text
 from flowrl.runtime.scoring.pool import ScoreFailure
-from flowrl.runtime.workers import Waitable, wait_for_any
+from flowrl.runtime.workers import Waitable
 from flowrl.specs import Grammar, Sampling
 
 __all__ = ["RolloutDriver"]
@@ -155,7 +156,7 @@ class RolloutDriver:
         self._requests = RequestMaker(sampling=sampling, grammar=grammar, seed_of=seed_of)
         self._judge = judge
         self._failures = failures
-        self._beat = beat
+        self.beat = beat
         self._stop = stop
         self._stall_timeout_s = stall_timeout_s
         self._decode_s = min(_DECODE_S, self._stall_timeout_s / 5)
@@ -176,6 +177,7 @@ class RolloutDriver:
         self.spent = Seconds()
         # Called with samples whose generation has ended; again where a reward is tried again.
         self.on_generated: Callable[[Sequence[tuple[SampleId, Payload]]], None] | None = None
+        self.on_dropped: Callable[[SampleId], None] | None = None
         self._journal = journal
         if unused is not None:
             self._emit(Resumed(**self._stamp()))
@@ -205,6 +207,14 @@ class RolloutDriver:
             groups = tuple(item.group for item in part)
             self._emit(PromptsOffered(**self._stamp(), groups=groups, source=source))
         self._offer_s += self._clock() - started
+
+    def was_offered(self, group: GroupId) -> bool:
+        """True if the group was ever offered, in this process or one before."""
+        return group in self.scheduler.state.offered
+
+    def lose_parents(self, groups: Sequence[GroupId]) -> None:
+        """Drops groups whose prompts were made of samples that were dropped."""
+        self._emit(ParentsDropped(**self._stamp(), groups=tuple(groups)))
 
     def serves(self, engine: EngineId) -> bool:
         """True if this driver's samples come from the engine."""
@@ -280,15 +290,15 @@ class RolloutDriver:
                 raise KeyboardInterrupt
             return one_round(together or (self,))
 
-        self._wait_for(done, look)
+        self.wait_for(done, look)
 
-    def _wait_for(self, done: Callable[[], bool], look: Callable[[], int]) -> None:
+    def wait_for(self, done: Callable[[], bool], look: Callable[[], int]) -> None:
         """Calls `look`, which returns how much moved, until `done`."""
         last_move = self._clock()
         while not done():
             if look():
                 last_move = self._clock()
-                self._beat()
+                self.beat()
             elif self._clock() - last_move > self._stall_timeout_s:
                 raise stalled(self._stall_timeout_s, self.describe())
 
@@ -341,15 +351,6 @@ class RolloutDriver:
     def is_broken(self) -> bool:
         """True if an engine failed and was not restarted yet."""
         return bool(self._engine_failures.broken)
-
-    def _wait(self, *extra: int) -> None:
-        """Waits for engines in other processes; those in this one have decoded in their poll.
-
-        Args:
-            extra: Descriptors that end the wait when they are readable.
-        """
-        if extra or self.waitable_engines():
-            wait_for_any(self.waitable(), POLL_S, *extra)
 
     def waitable(self) -> list[Waitable]:
         """Returns the engines and scorers in other processes that may send something."""
@@ -530,6 +531,8 @@ class RolloutDriver:
                 if self._supply is not None and reason != DropReason.INCOMPLETE_GROUP:
                     self._supply.note(payload.item.group, str(action.reason))
                 self._outcomes.dropped(sample, payload, reason)
+                if self.on_dropped is not None:
+                    self.on_dropped(sample)
             case NeedPrompts():
                 self._short[action.source] += action.groups
             case Wake():

@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from flowrl.data import PromptItem
 from flowrl.graph import Op
-from flowrl.ids import GroupId, NodeId, SampleId
+from flowrl.ids import GroupId, NodeId, SampleId, sample_id
 from flowrl.runtime.checkpoint.journal import RolloutJournal
 from flowrl.runtime.driver.child_prompts import ChildPrompts
 from flowrl.runtime.driver.collected_batch import CollectedBatch
@@ -111,10 +111,7 @@ class RolloutTree:
 
     def __init__(self, rollouts: Sequence[OpenRollout]) -> None:
         self.rollouts = tuple(rollouts)
-        self._items: dict[NodeId, list[PromptItem]] = {}
-        self._offered: dict[NodeId, set[SampleId]] = {}
-        # Of rollouts whose groups pairs are made of.
-        self._ended: dict[tuple[NodeId, GroupId], dict[SampleId, Payload]] = {}
+        self._items: dict[NodeId, list[PromptItem]] = {}  # made of samples since the last batch
 
     @property
     def root(self) -> OpenRollout:
@@ -138,16 +135,9 @@ class RolloutTree:
         """
         started = time.monotonic()
         self._items = {rollout.node: [] for rollout in self.rollouts}
-        self._offered = {rollout.node: set() for rollout in self.rollouts}
         generated: dict[NodeId, GeneratedRollout] = {}
-        self._ended = {}
+        self._connect()
         for rollout in self.rollouts:
-            children = [
-                r for r in self.rollouts if r.part.parent == rollout.node and not self._waits(r)
-            ]
-            rollout.driver.on_generated = (
-                partial(self._admit_to, rollout, children) if children else None
-            )
             rollout.driver.begin()
         for rollout in self.rollouts:
             version = rollout.driver.scheduler.version
@@ -159,10 +149,7 @@ class RolloutTree:
             else:
                 parents = generated[rollout.part.parent]
                 if self._waits(rollout):
-                    rows = [
-                        row for _, members in _parents(rollout.part, parents) for row in members
-                    ]
-                    self._admit(rollout, rows)
+                    self._admit_of(rollout, parents)
                 collected = self._collect(rollout, number, len(self._items[rollout.node]))
                 offered = _in_order(self._items[rollout.node], collected, parents)
             generated[rollout.node] = GeneratedRollout(
@@ -172,6 +159,18 @@ class RolloutTree:
         spent = sum(s.generate + s.score_wait + s.answer + s.offer for s in seconds)
         seconds[0].drive = max(0.0, time.monotonic() - started - spent)
         return list(generated.values())
+
+    def _connect(self) -> None:
+        """Has the ends of samples admit their children."""
+        for rollout in self.rollouts:
+            children = [r for r in self.children_of(rollout) if not self._waits(r)]
+            rollout.driver.on_generated = (
+                partial(self._admit_to, rollout, children) if children else None
+            )
+
+    def children_of(self, rollout: OpenRollout) -> list[OpenRollout]:
+        """Returns the rollouts whose prompts are made of a rollout's samples."""
+        return [other for other in self.rollouts if other.part.parent == rollout.node]
 
     def _collect(self, rollout: OpenRollout, number: int, groups: int) -> CollectedBatch:
         """Collects a rollout whose prompts are all there, while those after it go on."""
@@ -202,21 +201,26 @@ class RolloutTree:
     def _whole(self, parents: OpenRollout, rows: Members) -> Members:
         """Returns the members of the groups of which these samples were the last to end."""
         whole: list[tuple[SampleId, Payload]] = []
-        for sample, payload in rows:
-            ended = self._ended.setdefault((parents.node, payload.item.group), {})
-            ended[sample] = payload
-            if len(ended) == parents.driver.scheduler.settings.group_size:
-                whole += sorted(ended.items(), key=lambda row: int(row[0].rpartition("/")[2]))
-        return list(dict(whole).items())
+        size, store = parents.driver.scheduler.settings.group_size, parents.driver.store
+        for group in dict.fromkeys(payload.item.group for _, payload in rows):
+            names = [sample_id(group, member) for member in range(size)]
+            members = [(name, store.get(name)) for name in names]
+            ended = [(name, each) for name, each in members if each is not None and each.has_ended]
+            whole += ended if len(ended) == size else []
+        return whole
+
+    def _admit_of(self, child: OpenRollout, parents: GeneratedRollout) -> None:
+        """Offers the prompts that are made of a batch that is there."""
+        groups = _parents(child.part, parents)
+        self._admit(child, [row for _, members in groups for row in members])
 
     def _admit(self, child: OpenRollout, rows: Members) -> None:
         """Offers the prompts that are made of samples; once, however often rewards are tried."""
-        offered = self._offered[child.node]
-        fresh = [(sample, payload) for sample, payload in rows if sample not in offered]
-        offered.update(sample for sample, _ in fresh)
+        offered = child.driver.was_offered
+        fresh = [(sample, p) for sample, p in rows if not offered(GroupId(sample))]
         assert child.prompts is not None
         items = child.prompts.items(fresh)
-        self._items[child.node] += items
+        self._items.setdefault(child.node, []).extend(items)
         child.driver.offer(items)
 
 

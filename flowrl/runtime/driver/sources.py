@@ -98,12 +98,12 @@ class Source:
         return self.cursor.take_of(source, num)
 
     def item_of(self, group: GroupId) -> PromptItem:
-        """Returns a row that was handed out.
+        """Returns a row that was handed out; of a group that answers a sample, that of the sample.
 
         Raises:
             KeyError: there is no such row.
         """
-        epoch, _, index = group.partition("/")
+        epoch, index, *_ = group.split("/")
         prompt = self._rows[int(index)]
         return PromptItem(
             epoch=int(epoch),

@@ -65,6 +65,37 @@ class GeneratedRollout:
     version: int
 
 
+def sample_ages(
+    generated: Sequence[GeneratedRollout],
+) -> dict[NodeId, dict[SampleId, int]]:
+    """Returns the staleness of each delivered or filtered sample, in publications, by rollout.
+
+    A sample is as old as the oldest weights that sampled one of its tokens, or one of those that
+    its prompt was made of: a child as its parent, one that compares two samples as the older one.
+
+    Args:
+        generated: Parents before their children.
+    """
+    ages: dict[NodeId, dict[SampleId, int]] = {}
+    for rollout in generated:
+        part, above = rollout.part, ages.get(rollout.part.parent or NodeId(""), {})
+        spec = None if part.prompts is None else part.prompts.attr("spec")
+        if getattr(spec, "opponent", None):
+            of_group: dict[str, int] = {}
+            for sample, age in above.items():
+                group = sample.rpartition("/")[0]
+                of_group[group] = max(age, of_group.get(group, 0))
+            above = {sample: of_group[sample.rpartition("/")[0]] for sample in above}
+        ages[part.node.id] = {
+            sample: max(
+                rollout.version - min((v for v, _ in payload.versions), default=rollout.version),
+                above.get(SampleId(payload.item.group), 0),
+            )
+            for sample, payload in _scored(rollout.collected)
+        }
+    return ages
+
+
 def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
     """Returns the node whose score is reported for a rollout.
 
@@ -279,7 +310,7 @@ class StepReport:
         extra = {**step.logged, **step.replayed}
         if step.skipped:
             extra["skipped_nodes"] = float(len(step.skipped))
-        num_tokens = 0
+        num_tokens, ages = 0, sample_ages(generated)
         for rollout in generated:
             node = rollout.part.node.id
             numbers = _sample_numbers([payload for _, payload in _scored(rollout.collected)])
@@ -287,7 +318,7 @@ class StepReport:
             extra |= {
                 name if node == self.main else f"{node}/{name}": number
                 for name, number in (
-                    *_staleness(rollout, ends[node]).items(),
+                    *_staleness(ages[node], ends[node]).items(),
                     *self._counts(rollout).items(),
                 )
             }
@@ -517,14 +548,11 @@ def _consumed_numbers(ends: Sequence[_Ended]) -> dict[str, float]:
     }
 
 
-def _staleness(rollout: GeneratedRollout, ends: Sequence[_Ended]) -> dict[str, float]:
-    """Returns the staleness, in publications, of a rollout's consumed samples; empty without any.
-
-    A sample is as old as the oldest weights that sampled one of its tokens.
-    """
+def _staleness(of_samples: Mapping[SampleId, int], ends: Sequence[_Ended]) -> dict[str, float]:
+    """Returns the largest and the mean staleness of consumed samples; empty without any."""
     ages = [
-        rollout.version - min(version for version, _ in payload.versions)
-        for _, payload, end, _ in ends
+        of_samples[sample]
+        for sample, payload, end, _ in ends
         if end == "consumed" and payload.versions
     ]
     if not ages:

@@ -13,43 +13,44 @@ it empty.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from flowrl.ids import EngineId
+from flowrl.ids import EngineId, GroupId
 from flowrl.rollout.actions import Deliver
 from flowrl.rollout.events import BatchAsked, EngineContinueAsked, EnginePauseAsked
-from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.driver.collected_batch import CollectedBatch, Seconds
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.rounds import POLL_S, stalled
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.workers import wait_for_any
 
 __all__ = ["StreamingDriver"]
 
 
 class StreamingDriver(RolloutDriver):
-    """See the module. It is run by a `RolloutThread`, which calls everything here.
+    """See the module. A `StreamingTree` runs it, in the thread of the rollouts.
 
     Args:
         fleet: The engines' processes.
-        supply: Prompts, without end.
+        supply: Prompts, without end; None where it answers prompts that are made of samples.
         batch_groups: Groups of a batch.
-        arguments: The arguments of `RolloutDriver`; the scheduler admits by age budget.
+        arguments: The arguments of `RolloutDriver`; with a supply the scheduler admits by age
+            budget, without one its batches name their groups.
     """
 
     def __init__(
-        self, *, fleet: EngineFleet, supply: PromptSupply, batch_groups: int, **arguments: Any
+        self,
+        *,
+        fleet: EngineFleet,
+        supply: PromptSupply | None,
+        batch_groups: int,
+        **arguments: Any,
     ) -> None:
         self._fleet = fleet
         self._prompts = supply
         self._batch_groups = batch_groups
-        self._asked: tuple[int, float] | None = None  # the batch that is waited for, and since when
-        self._progressed = 0.0  # when something last did
+        self._awaited = False  # a batch is
         self._stopped = 0.0  # when the clock was
-        self._busy_s = fleet.busy_s  # of engines, when the last batch was delivered
         super().__init__(supply=supply, **arguments)
 
     # What the trainer asks for
@@ -58,28 +59,31 @@ class StreamingDriver(RolloutDriver):
         """Requests a batch: the trainer is free."""
         if batch in self._outcomes.batches:
             return  # delivered to a process that was stopped before it took it
-        self._asked = (batch, self._clock())
+        self._awaited = True
         self._emit(BatchAsked(**self._stamp(), batch=batch, groups=self._batch_groups))
+
+    def ask_for(self, batch: int, names: Sequence[GroupId]) -> None:
+        """Requests the batch of these groups; of none it is there at once."""
+        if batch in self._outcomes.batches:
+            return
+        if names:
+            stamp = self._stamp()
+            self._emit(BatchAsked(**stamp, batch=batch, groups=len(names), names=tuple(names)))
+        else:
+            empty = CollectedBatch(version=self.scheduler.version)
+            self._outcomes.batches[batch] = empty
 
     def is_delivered(self, batch: int) -> bool:
         """True if `take` can return the batch. May be called from any thread."""
         return batch in self._outcomes.batches
 
+    def delivered(self, batch: int) -> CollectedBatch:
+        """Returns a delivered batch, which stays to be taken."""
+        return self._outcomes.batches[batch]
+
     def take(self, batch: int) -> CollectedBatch:
         """Takes a delivered batch."""
         return self._outcomes.batches.pop(batch)
-
-    def load(self, version: int, folder: Path) -> None:
-        """Has the engines serve new weights.
-
-        Args:
-            folder: The folder that `EngineFleet.written` wrote.
-        """
-        self._fleet.announce(version, folder)
-        if not self.scheduler.settings.publication.empties:
-            for engine in self._engines:
-                self._fleet.load(engine)
-        self.publish(version)
 
     def _update_engine(self, engine_id: EngineId) -> None:
         self._fleet.load(engine_id)
@@ -87,11 +91,10 @@ class StreamingDriver(RolloutDriver):
 
     # Rounds
 
-    def round(self, wake: int) -> int:
-        """Looks once after everyone, and waits a little where nothing moved.
+    def look(self) -> int:
+        """Looks once after everyone, without waiting; how much moved.
 
         Raises:
-            SchedulerError: a batch is waited for, and nothing moved for the stall timeout.
             FlowError: what `RolloutDriver.collect` raises.
         """
         spent, began, waited_s = self.spent, self._clock(), self.spent.generate
@@ -103,20 +106,7 @@ class StreamingDriver(RolloutDriver):
         progressed += self.poll_scoring(spent, wait=False)
         if spent is not self.spent:  # a batch was delivered in there, and the next one counted on
             self.spent.answer += spent.answer - answer_s
-        progressed += self._offer_more()
-        now = self._clock()
-        if progressed:
-            self._progressed = now
-            self._beat()
-        elif self._asked is not None and self._idle_s(now) > self._stall_timeout_s:
-            raise stalled(self._stall_timeout_s, self.describe())
-        elif not self._engine_failures.broken:
-            self._wait(wake)
-        return progressed
-
-    def _idle_s(self, now: float) -> float:
-        assert self._asked is not None
-        return now - max(self._progressed, self._asked[1])
+        return progressed + self._offer_more()
 
     def _offer_more(self) -> int:
         """Offers what the scheduler asked for; how many groups.
@@ -126,9 +116,10 @@ class StreamingDriver(RolloutDriver):
         """
         if not self._short:
             return 0
+        assert self._prompts is not None  # only an age budget asks for prompts
         settings = self.scheduler.settings
         if settings.refill and len(self._prompts.lost) >= self._prompts.limit:
-            if self._asked is None:
+            if not self._awaited:
                 return 0  # the filter takes out nearly all: the next weights may do better
             raise self._prompts.exhausted(max(0, self._batch_groups - self._prompts.kept))
         short, self._short = self._short, Counter()
@@ -148,16 +139,13 @@ class StreamingDriver(RolloutDriver):
         collected, counts = self._outcomes.batches[action.batch], self.scheduler.counts
         collected.ready = counts.ready
         collected.under_way = counts.live - counts.ready
-        busy_s = self._fleet.busy_s
         collected.seconds = Seconds(
-            generate=busy_s - self._busy_s,
-            offer=self._offer_s,
-            drive=self.spent.drive,
-            answer=self.spent.answer,
+            offer=self._offer_s, drive=self.spent.drive, answer=self.spent.answer
         )
-        self._busy_s, self.spent, self._offer_s = busy_s, Seconds(), 0.0
-        self._asked = None
-        self._prompts.begin()
+        self.spent, self._offer_s = Seconds(), 0.0
+        self._awaited = False
+        if self._prompts is not None:
+            self._prompts.begin()
 
     # Standing still
 
@@ -169,7 +157,6 @@ class StreamingDriver(RolloutDriver):
         """Rounds again."""
         stood_s = self._clock() - self._stopped
         self._began += stood_s
-        self._progressed += stood_s
 
     def settle_scores(self) -> None:
         """Waits until scorers have answered everything: others may use them then.
@@ -179,24 +166,14 @@ class StreamingDriver(RolloutDriver):
         """
         # The trainer waits, between two steps: neither drives the batch that is being generated.
         spent = Seconds()
-        self._wait_for(lambda: not self._results.due, lambda: self.poll_scoring(spent, wait=True))
+        self.wait_for(lambda: not self._results.due, lambda: self.poll_scoring(spent, wait=True))
 
-    def written(self) -> tuple[dict[str, object], UnusedSamples]:
-        """Returns the scheduler's state and the samples, between two decode steps.
-
-        Running samples are stopped with their tokens, so that these are in it, and go on.
-        """
+    def pause(self) -> None:
+        """Has the engines stop its running samples, which keep their tokens, and begin none."""
         for engine in self._engines:
             self._emit(EnginePauseAsked(**self._stamp(), engine=engine, running="abort"))
-        try:
-            self._wait_for(lambda: not any(self._running.values()), self._wait_for_engines)
-            return self.scheduler.to_json(), self.unused()
-        finally:
-            for engine in self._engines:
-                self._emit(EngineContinueAsked(**self._stamp(), engine=engine))
 
-    def _wait_for_engines(self) -> int:
-        progressed = self.look_after_engines(self.spent)
-        if not progressed and not self._engine_failures.broken:
-            wait_for_any(self.waitable_engines(), POLL_S)
-        return progressed
+    def go_on(self) -> None:
+        """Has the engines go on after `pause`."""
+        for engine in self._engines:
+            self._emit(EngineContinueAsked(**self._stamp(), engine=engine))

@@ -86,15 +86,25 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
 def _require_streaming(
     config: RunConfig, stage: CompiledStage, rollouts: Sequence[RolloutPart]
 ) -> None:
-    """Checks that a rollout that generates ahead of the trainer is the only one and can."""
+    """Checks that one tree of rollouts generates ahead of the trainer, and can."""
+    roots = [part for part in rollouts if part.parent is None]
+    roles = [role_of(part.generate_node) for part in rollouts]
     if config.executor == "eager":
         problem = "a program that runs line by line generates what its lines ask for, when they do"
     elif any(len(part.turn_nodes) > 1 for part in rollouts):
         (part, *_) = [part for part in rollouts if len(part.turn_nodes) > 1]
         problem = f"several policies take turns in {part.node.id} ({_line(part.node)})"
-    elif len(rollouts) > 1:
-        nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in rollouts)
-        problem = f"only a single rollout can generate ahead of the trainer, and it has {nodes}"
+    elif len(roots) > 1:
+        nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in roots)
+        problem = (
+            "only one rollout, with those that answer its samples, can generate ahead of the "
+            f"trainer, and it has {nodes}"
+        )
+    elif len(set(roles)) < len(roles) and settings_of(config, stage, roots[0]).publication.empties:
+        problem = (
+            "an engine is emptied for new weights (policies.publication), and several rollouts "
+            f"of {', '.join(sorted({r for r in roles if roles.count(r) > 1}))} share theirs"
+        )
     elif stage.graph.node(rollouts[0].source).op is Op.WHERE:
         split = stage.graph.node(rollouts[0].source)
         problem = (

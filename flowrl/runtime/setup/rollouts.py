@@ -23,7 +23,7 @@ from flowrl.graph.streaming import scores_at_once
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout.events import Event
-from flowrl.rollout.policies import AskMissing
+from flowrl.rollout.policies import AdmitAll, AskMissing
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
@@ -276,8 +276,17 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
     )
     if part.parent is None:
         return settings
+    ahead = settings.budget is not None
     # A parent has its children once: there are no others to ask for.
-    return replace(settings, refill=False, refill_by=AskMissing())
+    settings = replace(
+        settings,
+        refill=False,
+        refill_by=AskMissing(),
+        admission=AdmitAll(),
+        over_sampling=replace(settings.over_sampling, prompts=0),
+    )
+    # Where others are generated ahead, a batch has the children of its own parents.
+    return replace(settings, named=ahead)
 
 
 def _group_size(part: RolloutPart) -> int:
@@ -396,7 +405,9 @@ class RolloutMaker:
             self._scorers(part),
             group_judge(self.program.parts, part, run),
             kind=kind,
-            supply=self._supply(part) if scheduler.settings.refill or self.is_streaming else None,
+            supply=self._supply(part)
+            if scheduler.settings.refill or scheduler.settings.budget is not None
+            else None,
             engines=self._engines(part, fleet),
             unused=unused,
             journal=None if journal is None else journal.note,

@@ -149,17 +149,18 @@ class StageMaker:
                 failures=self.failures,
                 report=report,
             )
-        (part,) = program.parts.rollouts
-        role = role_of(part.generate_node)
         return AsynchronousStage(
             program=program,
             sources=sources,
             row_samples=row_samples,
-            rollout=maker.make(part, program.run_node, fleets[role]),
+            rollouts=[
+                maker.make(part, program.run_node, fleets[role_of(part.generate_node)])
+                for part in program.parts.rollouts
+            ],
             failures=self.failures,
             report=report,
             thread=self.thread(),
-            publish=lambda: self.policies.publish(role),
+            publish=self.policies.publish,
             stop=self.stop,
             timeout_s=self.config.runtime.stall_timeout_s,
         )
