@@ -446,7 +446,7 @@ def test_several_rollouts_cannot_run_ahead(tmp_path: Path):
     config = CONFIGS["self_play"](tmp_path / "runs")
     config["train"]["max_staleness"] = 1
     config["plan"] = {"kind": "asynchronous"}
-    with pytest.raises(ConfigError, match="only a single rollout can generate ahead"):
+    with pytest.raises(ConfigError, match="only one rollout, with those that answer its samples"):
         api.run(None, config, display=WatchedDisplay())
 
 
