@@ -47,6 +47,9 @@ def nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONBREAKPOINT", "pdb.set_trace")  # Ray sets its own: undo takes it back
+
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
@@ -62,6 +65,7 @@ def nodes() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+    patch.undo()
 
 
 class Nodes(WatchedDisplay):
@@ -272,5 +276,6 @@ def test_engines_for_which_no_node_is_left_end_the_run_with_what_is_missing(
             nodes.remove_node(node, allow_graceful=False)
 
     with pytest.raises(BackendError, match=r"no place for actor\.generate") as caught:
-        run(tmp_path, "ray", 2, Nodes(act))
+        # More steps than can be done before the actors of the lost nodes have died.
+        run(tmp_path, "ray", 2, Nodes(act), steps=1000)
     assert "1 node with 1 CPU, 0 free" in str(caught.value.found)

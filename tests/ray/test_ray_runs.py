@@ -62,9 +62,13 @@ class Killer(WatchedDisplay):
 
 
 def run(
-    runs: Path, executor: str, num_engines: int = 1, display: WatchedDisplay | None = None
+    runs: Path,
+    executor: str,
+    num_engines: int = 1,
+    display: WatchedDisplay | None = None,
+    steps: int = 3,
 ) -> Path:
-    config = {**config_of(runs, steps=3), "args": {}, "executor": executor}
+    config = {**config_of(runs, steps=steps), "args": {}, "executor": executor}
     config["roles"]["actor"]["num_engines"] = num_engines
     return fl.run(by_own_logprobs, config, display=display or WatchedDisplay()).folder
 
@@ -114,6 +118,10 @@ def request(sample: str) -> ScoreRequest:
         num_tokens=1,
         tokens=(1,),
     )
+
+
+def test_breakpoints_of_the_users_code_stay_in_the_users_debugger():
+    assert not os.environ.get("PYTHONBREAKPOINT", "").startswith("ray.")
 
 
 def test_scorers_whose_actor_is_killed_are_replaced_and_score_everything():

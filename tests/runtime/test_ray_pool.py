@@ -199,6 +199,8 @@ def test_a_config_that_names_ray_is_planned_for_its_cluster(
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 def test_a_real_cluster_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    # Ray sets its own: what is set here is taken back.
+    monkeypatch.setenv("PYTHONBREAKPOINT", "pdb.set_trace")
     import ray
 
     ray.init(

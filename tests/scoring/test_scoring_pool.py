@@ -92,7 +92,7 @@ def test_a_reward_that_swallows_its_time_limit_and_returns_zero_has_timed_out():
 def test_a_catastrophic_regular_expression_is_interrupted():
     (hung,) = run("regex", grace_s=30.0)
     assert failure(hung).kind is FailureKind.TIMEOUT
-    assert hung.frames[-1].endswith("rewards.py:39 in _regex")
+    assert hung.frames[-1].endswith("rewards.py:40 in _regex")
 
 
 def test_a_rule_of_ours_that_takes_too_long_is_told_without_our_frames():

@@ -22,6 +22,7 @@ from flowrl.runtime.ray_access import ADDRESS, AUTH_MODE, require_listening, use
 
 # Set before Ray is imported, which reads it then: addresses of this machine are loopback ones.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_DEBUGGER = "PYTHONBREAKPOINT"
 _LOCAL = {
     _LOOPBACK: "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -183,7 +184,7 @@ def _join() -> None:
             hint=f"set {_LOOPBACK}=0 before Ray is imported, or join a cluster: ray.init()",
         )
     try:
-        with _signals_kept():
+        with _process_kept():
             ray.init(
                 address=address or "local",
                 namespace=f"flowrl-{secrets.token_hex(4)}",
@@ -228,14 +229,16 @@ class _Holder:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Keeps this process's handlers of signals, which Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def _process_kept() -> Iterator[None]:
+    """Keeps this process's debugger and handlers of signals, which Ray replaces by its own."""
+    debugger = os.environ.get(_DEBUGGER)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        os.environ.pop(_DEBUGGER, None)
+        if debugger is not None:
+            os.environ[_DEBUGGER] = debugger
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
