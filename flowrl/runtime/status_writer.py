@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -35,6 +36,7 @@ class StatusWriter:
     def __init__(self, folder: Path, look: Callable[[], RunStatus]) -> None:
         self._folder = folder
         self._look = look
+        self._seen: RunStatus | None = None
         self._moved_s = time.time()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flowrl-status", daemon=True)
@@ -46,13 +48,18 @@ class StatusWriter:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._write(self._look())
-            except RuntimeError:
-                pass  # what was looked at changed meanwhile; the next look is soon
+                if status := self._last_look():
+                    self._write(status)
             except OSError as reason:  # a full disk ends no run here; its own files will
                 _log.warning("no status is written: %s", reason)
                 return
             self._ended.wait(_EVERY_S)
+
+    def _last_look(self) -> RunStatus | None:
+        """Returns what can be seen now, or at the last look where it changes meanwhile."""
+        with contextlib.suppress(RuntimeError):  # a dictionary changed its size
+            self._seen = self._look()
+        return self._seen
 
     def _write(self, status: RunStatus) -> None:
         write_status(self._folder, replace(status, written_s=time.time(), moved_s=self._moved_s))
@@ -74,6 +81,7 @@ class StatusWriter:
             state = "stopped"
         text = "" if state != "failed" else f"{error}" or type(error).__name__
         try:
-            self._write(replace(self._look(), state=state, error=text, rollouts=()))
+            if status := self._last_look():
+                self._write(replace(status, state=state, error=text, rollouts=()))
         except OSError as reason:
             _log.warning("no status is written: %s", reason)

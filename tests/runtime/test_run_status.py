@@ -11,8 +11,9 @@ import pytest
 from flowrl import api
 from flowrl.cli import main
 from flowrl.observe.rows import StepMetrics
-from flowrl.observe.run_status import report_of
+from flowrl.observe.run_status import RunStatus, report_of
 from flowrl.runtime import run
+from flowrl.runtime.status_writer import StatusWriter
 from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
@@ -68,3 +69,21 @@ def test_a_run_that_fails_leaves_its_error(tmp_path: Path, monkeypatch: pytest.M
     report = report_of(tmp_path / "tiny")
     assert report.state == "failed"
     assert "a part of it broke" in report.verdict
+
+
+def test_the_end_is_written_and_its_cause_kept_while_what_is_looked_at_still_changes(
+    tmp_path: Path,
+):
+    looks = iter([RunStatus(pid=1, step=3)])
+
+    def look() -> RunStatus:
+        for status in looks:
+            return status
+        raise RuntimeError("dictionary changed size during iteration")
+
+    writer = StatusWriter(tmp_path, look)
+    assert writer._last_look() is not None
+    with pytest.raises(ValueError, match="the first cause"), writer:
+        raise ValueError("the first cause")
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["error"], status["step"]) == ("failed", "the first cause", 3)
