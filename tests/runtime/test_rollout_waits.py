@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from flowrl.ids import SampleId
 from flowrl.runtime.driver.rounds import one_round
 from flowrl.runtime.workers import wait_for_any
@@ -78,19 +75,10 @@ def test_a_round_in_which_nothing_moves_waits_for_the_engines(monkeypatch):
     assert waits == [1]
 
 
-def test_scorers_are_waited_for_only_while_they_owe_an_answer(monkeypatch):
+def test_scorers_are_waited_for_only_while_they_owe_an_answer():
     world = World()
     engine, scoring = Apart(world), ApartScoring(world, by_member)
-    waits: list[tuple[int, bool]] = []
-
-    def wait_for_any(workers: Sequence[Any], timeout_s: float) -> None:
-        found = list(workers)
-        assert engine in found
-        waits.append((len(found), scoring in found))
-
-    monkeypatch.setattr("flowrl.runtime.driver.rollout_driver.wait_for_any", wait_for_any)
     driver = driver_of(world, engine, scorers={VERIFIER: scoring})
-    driver._wait()
+    assert driver.waitable() == [engine]
     driver._results.due[SampleId("0/0/0")] = 1
-    driver._wait()
-    assert waits == [(1, False), (2, True)]
+    assert driver.waitable() == [engine, scoring]
