@@ -132,9 +132,18 @@ def test_a_reward_model_s_scores_are_told_of_each_sample(tmp_path: Path):
     assert extras(result)[0]["model_score"] == pytest.approx(scores.mean(), abs=1e-6)
     first = next(iter(folder.steps()))
     assert first.reward_mean == pytest.approx(scores.mean(), abs=1e-6)
-    assert all("digit" in row.terms for row in rows)  # the config's own reward is told beside
+    assert not any(row.terms for row in rows)  # the config's rules score held-out samples alone
     assert "model/pair_accuracy" in extras(result)[0]
     assert (result.folder / "trained" / "model" / "model.safetensors").exists()
+
+
+def test_samples_that_no_line_of_the_program_scores_have_no_score(tmp_path: Path):
+    folder = RunFolder.open(run_of("distillation", tmp_path, steps=1).folder)
+    assert {(row.score, len(row.terms)) for row in folder.samples()} == {(None, 0)}
+    (step,) = folder.steps()
+    assert step.reward_mean is None
+    assert not [name for name in step.extra if name.startswith("terms/")]
+    assert all("digit" in row.metrics for row in folder.evaluations())
 
 
 def test_pairs_are_learned_from_without_any_rollout(tmp_path: Path):

@@ -58,7 +58,6 @@ class RolloutPart:
         parents: The set of these samples: the rollout's own, or that of a filter.
         completes: True if its parents need its samples, of which a mean is taken for them.
         scorers: Rule scores of its samples, in order.
-        scored_late: True if some of its samples are scored by rules when the batch is there.
         filters: Filters that judge its groups, in order.
         ends: The filters whose sets are read; a group that none of them keeps is filtered.
         maps: Maps that `filters` read, in order.
@@ -74,7 +73,6 @@ class RolloutPart:
     parents: NodeId | None
     completes: bool
     scorers: tuple[Node, ...]
-    scored_late: bool
     filters: tuple[Node, ...]
     ends: tuple[Node, ...]
     maps: tuple[Node, ...]
@@ -214,11 +212,6 @@ class GraphParts:
                 score
                 for score in self.graph.of_op(Op.SCORE)
                 if self.streams(score.id) and self._origins[score.id] == node.id
-            ),
-            scored_late=any(
-                is_rule_score(score) and not self.streams(score.id)
-                for score in self.graph.of_op(Op.SCORE)
-                if node.id in self._roots[score.id]
             ),
             filters=tuple(f for f in own_filters if f.id in on_way),
             ends=ends,

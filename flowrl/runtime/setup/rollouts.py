@@ -397,8 +397,6 @@ class RolloutMaker:
         if journal is not None:
             journal.begin(scheduler)
         spec = rollout_spec(self.program.parts, part, purpose)
-        if reported_score(self.program.parts, part.node.id) is None:
-            spec = replace(spec, reported=self.scorers.observing)
         driver = self.drivers.make(
             spec,
             scheduler,

@@ -17,7 +17,7 @@ __all__ = ["OpenScorers"]
 
 
 _VERIFIER = RoleName("verify")
-"""The role of the configured rewards where no workflow has a scoring role."""
+"""The role that scores held-out samples where no workflow has a scoring role."""
 
 
 class OpenScorers:
@@ -46,7 +46,8 @@ class OpenScorers:
         """Opens all of them."""
         for role in self._roles:
             self._open(role, self._config.roles[role].backend)
-        if self._config.rewards.terms and self.observing is None:
+        evaluates = self._config.data.eval is not None or bool(self._config.eval.sets)
+        if evaluates and self._config.rewards.terms and self.observing is None:
             self._open(_VERIFIER, _VERIFIER)
 
     def _open(self, role: RoleName, backend: str) -> None:
@@ -60,7 +61,7 @@ class OpenScorers:
 
     @property
     def observing(self) -> RoleName | None:
-        """The last role that scores with `rewards.terms`, also what no program scores."""
+        """The last role that scores with `rewards.terms`."""
         found = [
             role
             for role in self._pools
@@ -69,16 +70,8 @@ class OpenScorers:
         return found[-1] if found else None
 
     def of_rollout(self, part: RolloutPart) -> dict[RoleName, Scorers]:
-        """Returns the scorers of a rollout's samples.
-
-        If its program does not score it by rules, `rewards.terms` score it all the same, for
-        reports; an episode has its environment's score, and samples that are scored when the batch
-        is there have those scores.
-        """
-        roles = dict.fromkeys(role_of(node) for node in part.scorers)
-        if roles:
-            return {role: self._pools[role] for role in roles}
-        return {} if part.node.op is Op.INTERACT or part.scored_late else self._observing()
+        """Returns the scorers that its program names for a rollout's samples."""
+        return {role_of(node): self._pools[role_of(node)] for node in part.scorers}
 
     def _observing(self) -> dict[RoleName, Scorers]:
         role = self.observing
