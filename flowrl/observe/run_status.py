@@ -1,7 +1,7 @@
 """What a run is doing now: status.json of its folder, and the text that people read of it.
 
 The process of the run writes the file about once a second, whatever it waits for; `flowrl status`
-reads it, together with the lock that tells whether that process still lives. No server is needed.
+reads it, together with the lock that a living process holds. No server is needed.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _read(path: Path) -> RunStatus | None:
             "this status cannot be read",
             where=str(path),
             found=one_line(str(reason), 200),
-            hint="remove it; a run that goes on writes it anew",
+            hint="remove it; a running run writes it again",
         ) from reason
 
 

@@ -31,7 +31,7 @@ class Channel(Protocol):
         ...
 
     def share(self, folder: Path) -> object:
-        """Returns what stands for a folder in a message; the other end has `Mailbox.folder`."""
+        """Returns the reference to a folder that messages carry; the other end has `Mailbox.folder`."""
         ...
 
     def ended(self) -> str | None:

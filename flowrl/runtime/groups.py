@@ -5,7 +5,7 @@
     future.result()
 
 Each worker makes its calls in the order of sending. Calls of this process are made at once, so
-their futures are done. Elsewhere (`flowrl.runtime.ray`) they go on while the caller does.
+their futures are done. Calls of actors (`flowrl.runtime.ray`) go on while the caller does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DataRef(Generic[T]):
     """A batch that was put where workers find it.
 
     Attributes:
-        handle: The batch itself in this process, or what stands for it elsewhere.
+        handle: The batch itself in this process, or a reference to it in a store, as Ray has.
         lengths: int64 `[N]`, tokens of each sample.
         rows: The samples that are meant, in order; None for all of them.
     """
@@ -65,7 +65,7 @@ def resolved(argument: object, get: Callable[[object], object]) -> object:
     """Returns the argument of a call with the batches that it names.
 
     Args:
-        get: Returns what a handle stands for.
+        get: Returns the batch of a handle.
     """
     if isinstance(argument, list | tuple):
         return [resolved(each, get) for each in argument]

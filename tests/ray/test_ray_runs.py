@@ -16,7 +16,7 @@ import flowrl as fl
 from flowrl.backend.environment import Action, EnvironmentContext, EpisodeStart
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.config.rewards import RewardsConfig
-from flowrl.errors import BackendError, RewardError
+from flowrl.errors import BackendError, RewardError, WorkerDied
 from flowrl.ids import RoleName, SampleId
 from flowrl.observe.rows import StepMetrics
 from flowrl.runtime.environments.pool import EpisodeLost
@@ -39,12 +39,17 @@ DEADLINE_S = 60.0
 GUESS = str(Path(__file__).parents[2] / "examples" / "guess.py:Guess")
 
 
-def kill(channel: Any) -> None:
-    """Kills the process of a worker's actor."""
+def kill_actor(actor: Any) -> None:
+    """Kills the process of an actor."""
     import ray
 
-    pid = ray.get(channel._actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=DEADLINE_S)
+    pid = ray.get(actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=DEADLINE_S)
     os.kill(pid, signal.SIGKILL)
+
+
+def kill(channel: Any) -> None:
+    """Kills the process of a worker's actor, and waits until its channel knows."""
+    kill_actor(channel._actor)
     channel._over.wait(DEADLINE_S)
 
 
@@ -59,6 +64,17 @@ class Killer(WatchedDisplay):
         super().step(metrics, eta_s)
         if metrics.step == 2:
             kill(self._engines[0]._channel)
+
+
+class TrainerKiller(WatchedDisplay):
+    """Kills the trainer after the second step."""
+
+    def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+        import ray
+
+        super().step(metrics, eta_s)
+        if metrics.step == 2:
+            kill_actor(ray.get_actor("actor.train"))
 
 
 def run(
@@ -97,6 +113,33 @@ def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
     engines.clear()
     assert learned(run(tmp_path / "two", "ray", 2, Killer(engines))) == expected
     assert len(engines) == 3
+
+
+def test_a_trainer_that_is_killed_ends_the_run_by_name_and_the_resumed_run_learns_the_same(
+    tmp_path: Path,
+):
+    config = {**config_of(tmp_path / "ray", steps=3), "args": {}, "executor": "ray"}
+    config["runtime"] = {**config["runtime"], "checkpoint_every": 1}
+    with pytest.raises(WorkerDied, match="the trainer's actor died") as caught:
+        fl.run(by_own_logprobs, config, display=TrainerKiller())
+    assert caught.value.where == "roles.actor"
+    (folder,) = (tmp_path / "ray").iterdir()
+    fl.resume(fl.compile(by_own_logprobs, config), folder, display=WatchedDisplay())
+    assert learned(folder) == learned(run(tmp_path / "local", "local"))
+
+
+def test_a_worker_that_does_not_answer_has_ended(monkeypatch: pytest.MonkeyPatch):
+    from flowrl.runtime.ray import channel as channels
+    from flowrl.runtime.ray.cluster import RayCluster
+
+    monkeypatch.setattr(channels, "_SILENT_S", 0.5)  # below the time that `take` waits there
+    cluster = RayCluster()
+    channel = cluster.start("silent", "flowrl.runtime.ray.workers:run_policy")
+    assert channel._over.wait(DEADLINE_S)
+    assert channel.receive(0.0) == []
+    assert channel.ended() == "its process gave no sign of life for 0.5 s"
+    channel.close(0.0)
+    cluster.close()
 
 
 def test_episodes_are_those_of_a_local_run(tmp_path: Path):

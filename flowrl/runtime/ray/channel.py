@@ -21,6 +21,8 @@ __all__ = ["ActorChannel", "Inbox"]
 _NUM_WAKES = 4096
 _MAX_TEXT = 200
 _REAP_S = 10.0
+_SILENT_S = 180.0
+"""Seconds after which a worker counts as ended; it answers every ten, but for its start."""
 
 
 class Inbox:
@@ -143,7 +145,9 @@ class ActorChannel:
     def _read(self) -> None:
         while not self._over.is_set():
             try:
-                messages = ray.get(self._take.remote())
+                messages = ray.get(self._take.remote(), timeout=_SILENT_S)
+            except ray.exceptions.GetTimeoutError:
+                messages = [(ENDED, f"its process gave no sign of life for {_SILENT_S:g} s")]
             except Exception as reason:  # the actor died, or the cluster is gone
                 messages = [(ENDED, _described(reason))]
             if any(message[0] == ENDED for message in messages):

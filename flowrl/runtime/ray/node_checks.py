@@ -148,16 +148,13 @@ def _answer(call: Any) -> Any:
 
 
 def _versions(name: str, found: Mapping[str, str], mine: Mapping[str, str]) -> NodeFinding:
-    names = (*found, *(other for other in mine if other not in found))
     # Drivers may differ: a node has the devices that it has.
-    differing = [
-        n for n in names if n not in _DRIVERS and found.get(n, "none") != mine.get(n, "none")
-    ]
+    differing = [name for name in mine if name not in _DRIVERS and found.get(name) != mine[name]]
     return NodeFinding(
         name=f"{name} versions",
         found=", ".join(f"{key} {value}" for key, value in found.items()),
         problem=bool(differing),
-        hint="; ".join(f"install {n} {mine.get(n, 'nowhere')} there, as here" for n in differing),
+        hint="; ".join(f"install {name} {mine[name]} there, as here" for name in differing),
     )
 
 
@@ -177,9 +174,11 @@ def _clock(name: str, probe: Any) -> NodeFinding:
 def _shared(name: str, probe: Any, folder: Path) -> NodeFinding:
     file = folder / f".flowrl-doctor-{secrets.token_hex(8)}"
     text = secrets.token_hex(16)
-    said = _answer(probe.write.remote(str(folder), file.name, text))
-    seen = file.is_file() and file.read_text(encoding="utf-8") == text
-    file.unlink(missing_ok=True)
+    try:
+        said = _answer(probe.write.remote(str(folder), file.name, text))
+        seen = file.is_file() and file.read_text(encoding="utf-8") == text
+    finally:
+        file.unlink(missing_ok=True)
     problem = said or ("" if seen else "what it wrote is not there for this process")
     return NodeFinding(
         name=f"{name} folder",

@@ -244,7 +244,7 @@ class RunInputs:
                 found=f"{listing(islice(found, 8))}{', ...' if len(found) > 8 else ''} in "
                 f"{spec.field!r} of {train.source}",
                 hint="compare with a value that rows have, or give the rows this one; a role of a "
-                "list has the name that stands in `bind`",
+                "list has the name that `bind` gives it",
             )
             if missing == spec.each:
                 raise error
