@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -164,6 +165,39 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_its_file(
     (warning,) = caplog.messages
     assert str(damaged / name) in warning
     assert warning.endswith("it is skipped")
+
+
+def test_a_damaged_checkpoint_that_was_skipped_takes_no_place_of_a_whole_one(tmp_path, caplog):
+    store = CheckpointStore(tmp_path, keep=2)
+    save(store, 1)
+    flip(save(store, 2) / "cursor")
+    check_latest(store, one_of=(1,))
+    check_latest(store, one_of=(1,))
+    assert len(caplog.messages) == 1
+    save(store, 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0001-grpo-step1", "0003-grpo-step3"]
+
+
+@pytest.mark.parametrize("name", ["cursor", "MANIFEST.json"])
+def test_a_checkpoint_that_the_disk_does_not_give_back_is_skipped(
+    tmp_path, monkeypatch, caplog, name
+):
+    store = CheckpointStore(tmp_path, keep=2)
+    save(store, 1)
+    lost = save(store, 2) / name
+    opened = io.open
+
+    def broken(file: object, *arguments: object, **options: object) -> object:
+        if file == lost:
+            raise OSError(errno.EIO, "Input/output error", str(file))
+        return opened(file, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", broken)
+        check_latest(store, one_of=(1,))
+    (warning,) = caplog.messages
+    assert str(lost) in warning
+    assert "Input/output error" in warning
 
 
 def test_where_every_checkpoint_is_damaged_the_newest_is_named(tmp_path):

@@ -12,8 +12,9 @@ then is MANIFEST.json written, itself by a rename. A folder without one is incom
 in a warning, never read, and removed after the next checkpoint succeeds. If the process is killed
 at any moment, `latest` is the checkpoint before or the new one.
 
-A complete checkpoint whose files no longer match their checksums is damaged. A warning names the
-file, and the older checkpoint that takes its place; where there is none, it is an error.
+A complete checkpoint whose files cannot be read, or no longer match their checksums, is damaged. A
+warning names the file, and the older checkpoint that takes its place; where there is none, it is an
+error. The manifest of a damaged one that was skipped becomes MANIFEST.damaged: it is not kept.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ FORMAT = 1
 """Format version of the manifest; raised when an older reader would misread a checkpoint."""
 
 _MANIFEST = "MANIFEST.json"
+_DAMAGED = "MANIFEST.damaged"
 _STATE = "state.json"
 _NAME = re.compile(r"(\d+)-.+")
 
@@ -198,15 +200,24 @@ class CheckpointStore:
         for path in self._folders():
             if (path / _MANIFEST).exists():
                 complete.append(path)
-            else:
+            elif not (path / _DAMAGED).exists():  # of which a warning was given
                 _log.warning("%s: ignored, this checkpoint was never finished", path)
         newest: _Damaged | None = None
+        skipped: list[Path] = []
         for path in reversed(complete):
             try:
-                return _load(path)
+                found = _load(path)
             except _Damaged as reason:
                 _log.warning("%s; it is skipped", reason)
                 newest = newest or reason
+                skipped.append(path)
+            else:
+                for damaged in skipped:
+                    try:
+                        (damaged / _MANIFEST).rename(damaged / _DAMAGED)
+                    except OSError as error:
+                        _log.warning("%s: it cannot be marked as damaged: %s", damaged, error)
+                return found
         if newest is not None:
             newest.hint = "no older checkpoint is whole; start the run again"
             raise newest
@@ -277,7 +288,7 @@ def _load(path: Path) -> Checkpoint:
                 str(name): (int(entry["nbytes"]), str(entry["sha256"]))
                 for name, entry in manifest["files"].items()
             }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _Damaged(
             "this checkpoint is damaged: its manifest cannot be read",
             where=str(path / _MANIFEST),
@@ -297,9 +308,16 @@ def _load(path: Path) -> Checkpoint:
             where=str(path / _MANIFEST),
             expected=f"an entry for {_STATE}",
         )
-    for name, (nbytes, sha256) in files.items():
-        _verify(path / name, nbytes, sha256)
-    state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    try:
+        for name, (nbytes, sha256) in files.items():
+            _verify(path / name, nbytes, sha256)
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _Damaged(
+            "this checkpoint is damaged: one of its files cannot be read",
+            where=str(error.filename or path),
+            found=error.strerror or str(error),
+        ) from error
     return Checkpoint(path=path, position=position, state=state)
 
 
