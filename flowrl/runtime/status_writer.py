@@ -37,6 +37,7 @@ class StatusWriter:
         self._folder = folder
         self._look = look
         self._seen: RunStatus | None = None
+        self._warned = False
         self._moved_s = time.time()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flowrl-status", daemon=True)
@@ -47,22 +48,25 @@ class StatusWriter:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            try:
-                if status := self._last_look():
-                    self._write(status)
-            except OSError as reason:  # a full disk ends no run here; its own files will
-                _log.warning("no status is written: %s", reason)
-                return
+            if status := self._last_look():
+                self._write(status)
             self._ended.wait(_EVERY_S)
 
     def _last_look(self) -> RunStatus | None:
         """Returns what can be seen now, or at the last look where it changes meanwhile."""
-        with contextlib.suppress(RuntimeError):  # a dictionary changed its size
+        # Whatever is read while another thread writes it can fail in any way.
+        with contextlib.suppress(Exception):
             self._seen = self._look()
         return self._seen
 
     def _write(self, status: RunStatus) -> None:
-        write_status(self._folder, replace(status, written_s=time.time(), moved_s=self._moved_s))
+        now = replace(status, written_s=time.time(), moved_s=self._moved_s)
+        try:
+            write_status(self._folder, now)
+        except OSError as reason:  # a full disk ends no run here; its own files will
+            if not self._warned:
+                _log.warning("no status is written: %s", reason)
+            self._warned = True
 
     def __enter__(self) -> StatusWriter:
         self._thread.start()
@@ -80,8 +84,5 @@ class StatusWriter:
         if isinstance(error, KeyboardInterrupt):
             state = "stopped"
         text = "" if state != "failed" else f"{error}" or type(error).__name__
-        try:
-            if status := self._last_look():
-                self._write(replace(status, state=state, error=text, rollouts=()))
-        except OSError as reason:
-            _log.warning("no status is written: %s", reason)
+        if status := self._last_look():
+            self._write(replace(status, state=state, error=text, rollouts=()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -87,3 +88,27 @@ def test_the_end_is_written_and_its_cause_kept_while_what_is_looked_at_still_cha
         raise ValueError("the first cause")
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["error"], status["step"]) == ("failed", "the first cause", 3)
+
+
+def test_a_look_that_fails_in_any_way_shows_what_was_seen_before(tmp_path: Path):
+    looks = iter([RunStatus(pid=1, step=3)])
+    writer = StatusWriter(tmp_path, lambda: next(looks))
+    assert writer._last_look() == writer._last_look() == RunStatus(pid=1, step=3)
+
+
+def test_a_status_that_cannot_be_written_is_warned_of_once_and_written_as_soon_as_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    folder, waits = tmp_path / "gone", iter([False, False, True, False])
+    writer = StatusWriter(folder, lambda: RunStatus(pid=1, step=3))
+
+    def wait(_: float) -> None:
+        if next(waits):
+            folder.mkdir()
+
+    is_set = iter([False] * 4 + [True]).__next__
+    writer._ended = cast(Any, SimpleNamespace(is_set=is_set, wait=wait))
+    writer._run()
+    (warning,) = caplog.messages
+    assert warning.startswith("no status is written: ")
+    assert json.loads((folder / "status.json").read_text())["step"] == 3
