@@ -29,6 +29,8 @@ _LOCAL = {
     AUTH_MODE: "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
+# A call after the end of a cluster is an error then, and starts no other one.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 if os.environ.get(ADDRESS):
     use_token()
 elif "ray" not in sys.modules:
@@ -61,14 +63,19 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._objects: dict[Path, Any] = {}
-        self._holder: Any = None
+        self._holders: list[Any] = []
         self._numbers: dict[str, int] = {}
         self._joined = not ray.is_initialized()  # else a program that runs flowrl has done it
         if self._joined:
             _join()
-        if AUTH_MODE not in os.environ:
-            _refuse_open_cluster()
-        self.places = Places()
+        try:
+            if AUTH_MODE not in os.environ:
+                _refuse_open_cluster()
+            self.places = Places()
+        except BaseException:
+            if self._joined:
+                ray.shutdown()
+            raise
         self._actor_class: Any = ray.remote(
             max_restarts=0, concurrency_groups={"inbox": 1, "outbox": 1}
         )(WorkerActor)
@@ -126,7 +133,7 @@ class RayCluster:
         (total,) = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
         if not total.get(kind):
             return device
-        self._holder = (
+        holder = (
             ray.remote(_Holder)
             .options(
                 num_cpus=0,
@@ -137,7 +144,7 @@ class RayCluster:
             .remote()
         )
         try:
-            (given,) = ray.get(self._holder.given.remote(), timeout=_HOLD_S)
+            (given,) = ray.get(holder.given.remote(), timeout=_HOLD_S)
         except ray.exceptions.RayError as reason:
             raise BackendError(
                 f"no {kind} of this node is free for the trainers",
@@ -145,6 +152,7 @@ class RayCluster:
                 found=f"{int(total[kind])} {kind} of this node, all taken",
                 hint="end what holds them, or start the run on another node of the cluster",
             ) from reason
+        self._holders.append(holder)
         seen = os.environ.get(VISIBLE_DEVICES[kind])
         index = int(given) if not seen else seen.split(",").index(given)
         return f"{device.partition(':')[0]}:{index}"
@@ -160,7 +168,7 @@ class RayCluster:
     def close(self) -> None:
         """Leaves a cluster that was joined, and ends one that was started; idempotent."""
         self._objects.clear()
-        self._holder = None  # the actor ends with its last handle
+        self._holders.clear()  # an actor ends with its last handle
         if ray.is_initialized():
             self.places.release()
             if self._joined:

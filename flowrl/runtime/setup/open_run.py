@@ -150,7 +150,8 @@ class OpenRun:
             if self._thread is not None:
                 # Last of all: processes that it restarted die with it.
                 stack.callback(self._thread.close)
-            for opened in (self._policies, self._inputs, self._drivers):
+            # The inputs own the executor, which ends after everything that it has opened.
+            for opened in (self._inputs, self._policies, self._drivers):
                 stack.callback(opened.close)
             stack.callback(self._end_stage)
 
