@@ -36,8 +36,8 @@ from flowrl.runtime.checkpoint.journal import RolloutJournal
 from flowrl.runtime.local import engine_fleet, process_channel
 from flowrl.runtime.ray.clients import ActorScorers
 from flowrl.runtime.scoring import pool
+from flowrl.runtime.trainers import Trainer
 from flowrl.runtime.workers import PolicyWorker
-from flowrl_backends.torch.trainer import TorchTrainer
 from tests.warm_processes import WarmProcesses
 
 __all__ = ["MOMENTS", "Order", "Report", "main"]
@@ -177,6 +177,7 @@ _VICTIMS: dict[str, Callable[[_Chaos], list[tuple[str, int]]]] = {
     "driver": lambda chaos: [("driver", os.getpid())],
     "engine": lambda chaos: _local(chaos, "flowrl.runtime.local.engine"),
     "scorer": lambda chaos: _local(chaos, "flowrl.runtime.scoring"),
+    "trainer actor": lambda chaos: _actors(".train"),
     "engine actor": lambda chaos: _actors(".generate["),
     "scorer actor": lambda chaos: _actors(".score"),
     "scorer of an actor": lambda chaos: [
@@ -224,7 +225,8 @@ def _watch(chaos: _Chaos, warm: WarmProcesses) -> None:
     RolloutJournal.note = noted  # type: ignore[assignment, method-assign]
     between(pool.ScoringPool, "submit", "scoring")
     between(ActorScorers, "submit", "scoring")
-    between(TorchTrainer, "update_sum", "update")
+    between(Trainer, "update", "update")
+    between(Trainer, "update_sum", "update")
     between(PolicyWorker, "publish", "weight sync")
     between(engine_fleet.EngineFleet, "written", "weight sync")
     between(engine_fleet.EngineFleet, "load", "weight sync")
