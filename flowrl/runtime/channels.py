@@ -31,7 +31,7 @@ class Channel(Protocol):
         ...
 
     def share(self, folder: Path) -> object:
-        """Returns the reference to a folder that messages carry; the other end has `Mailbox.folder`."""
+        """Returns what a message carries for a folder; the other end has `Mailbox.folder`."""
         ...
 
     def ended(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -17,6 +18,8 @@ from flowrl.runtime.channels import Message
 from flowrl.runtime.ray import ENDED
 
 __all__ = ["ActorChannel", "Inbox"]
+
+_log = logging.getLogger(__name__)
 
 _NUM_WAKES = 4096
 _MAX_TEXT = 200
@@ -99,7 +102,8 @@ class ActorChannel:
         self._deliver = self._inbox.put if deliver is None else deliver
         self._over = threading.Event()
         self._closed = False
-        threading.Thread(target=self._read, name="flowrl-ray-channel", daemon=True).start()
+        self._thread = threading.Thread(target=self._read, name="flowrl-ray-channel", daemon=True)
+        self._thread.start()
 
     def fileno(self) -> int:
         """See `Channel`."""
@@ -152,8 +156,14 @@ class ActorChannel:
                 messages = [(ENDED, _described(reason))]
             if any(message[0] == ENDED for message in messages):
                 self._over.set()
-            if messages:
+            if not messages:
+                continue
+            try:
                 self._deliver(messages)
+            except Exception as reason:
+                _log.exception("a worker's message cannot be taken")
+                self._over.set()
+                self._deliver([(ENDED, _described(reason))])
 
 
 def _described(reason: Exception) -> str:

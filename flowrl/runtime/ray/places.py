@@ -116,6 +116,8 @@ class Places:
         nodes = sorted(free, key=lambda node: (-free[node].get("CPU", 0.0), node == self._here))
         alive = {node["NodeID"]: node for node in self._nodes()}
         for node in nodes:
+            if node not in alive:
+                continue
             if _answers(alive[node]):
                 # Where nothing is reserved, Ray heeds no soft affinity.
                 return NodeAffinitySchedulingStrategy(node, soft=False)

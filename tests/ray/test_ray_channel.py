@@ -1,0 +1,66 @@
+"""What a channel to a Ray actor, and a cluster, do where something goes wrong; none is started."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+if find_spec("ray") is None:
+    pytest.skip("channels are those of Ray's actors", allow_module_level=True)
+
+from flowrl.errors import BackendError
+from flowrl.runtime.ray import ENDED
+from flowrl.runtime.ray import channel as channels
+from flowrl.runtime.ray.channel import ActorChannel
+
+DEADLINE_S = 60.0
+
+
+class Method:
+    """Stands for every method of an actor."""
+
+    def options(self, **options: object) -> Method:
+        return self
+
+    def remote(self, *arguments: object) -> None:
+        pass
+
+
+class Actor:
+    send = close = take = Method()
+
+
+def test_a_message_that_cannot_be_taken_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def deliver(messages: list[Any]) -> None:
+        if messages == [("odd",)]:
+            raise ValueError("nobody expects this")
+        delivered.extend(messages)
+
+    delivered: list[Any] = []
+    monkeypatch.setattr(channels.ray, "get", lambda asked, timeout: [("odd",)])
+    channel = ActorChannel(Actor(), lambda folder: None, deliver)
+    channel._thread.join(DEADLINE_S)
+    assert delivered == [(ENDED, "ValueError: nobody expects this")]
+    assert channel._over.is_set()
+    assert "cannot be taken" in caplog.text
+
+
+def test_a_cluster_that_is_refused_is_left(monkeypatch: pytest.MonkeyPatch):
+    from flowrl.runtime.ray import cluster
+
+    def refuse() -> None:
+        raise BackendError("everyone may come in")
+
+    left: list[str] = []
+    monkeypatch.delenv(cluster.AUTH_MODE, raising=False)
+    monkeypatch.setattr(cluster, "_join", lambda: None)
+    monkeypatch.setattr(cluster, "_refuse_open_cluster", refuse)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: left.append("left"))
+    with pytest.raises(BackendError, match="everyone may come in"):
+        cluster.RayCluster()
+    assert left == ["left"]
