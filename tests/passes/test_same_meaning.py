@@ -22,7 +22,7 @@ NUM_STEPS = 3
 refreshes = st.sampled_from([None, 1, 2])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(lessons=programs, context=contexts, refresh=refreshes)
 def test_a_lowered_graph_computes_what_the_program_says(
     lessons: list[Lesson], context: Context, refresh: int | None
@@ -33,7 +33,7 @@ def test_a_lowered_graph_computes_what_the_program_says(
     assert run_steps(lowered, context, NUM_STEPS) == run_steps(graph, context, NUM_STEPS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(lessons=programs, context=contexts, refresh=refreshes)
 def test_passes_are_idempotent_and_their_graphs_read_back_equal(
     lessons: list[Lesson], context: Context, refresh: int | None

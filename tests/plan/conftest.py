@@ -107,7 +107,7 @@ class GraphBuilder:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def grpo() -> Graph:
     return (
         GraphBuilder()

@@ -16,7 +16,7 @@ from tests.plan.many_cases import h100, pinned, request
 Change = Callable[[dict[str, Any]], object]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan(grpo: Graph) -> PlacementPlan:
     """Rollouts on one node, everything else on the other."""
     asked = pinned(request(), "rollout.devices=0-7", "actor.update.devices=8-15")

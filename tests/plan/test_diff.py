@@ -36,7 +36,9 @@ def beside(raw: dict[str, Any]) -> dict[str, Any]:
     return other
 
 
-@pytest.mark.parametrize("pins", [TURNS, APART], ids=["turns", "apart"])
+@pytest.mark.parametrize(
+    "pins", [TURNS, pytest.param(APART, marks=pytest.mark.slow)], ids=["turns", "apart"]
+)
 def test_every_field_has_a_line_whatever_else_differs(
     grpo: Graph, pins: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ Change = Callable[[dict[str, Any]], object]
 ASKED = pinned(request(), "rollout.tp=2", "actor.update.recompute=none")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan(grpo: Graph) -> PlacementPlan:
     """All on one node, in turn."""
     made = make_plan(grpo, ASKED, h100(8))

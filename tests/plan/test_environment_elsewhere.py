@@ -22,6 +22,7 @@ from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, fewest, pool_of_devices
 from flowrl.plan.ways.tasks import TaskWork, tasks_of
 from tests.sim.cluster_jobs import Planned, simulated
+from tests.sizes import every
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
 DATA = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
@@ -204,11 +205,14 @@ def test_devices_are_set_aside_by_whole_nodes_or_parts_of_the_only_one():
 
 @pytest.mark.parametrize(
     ("words", "slow", "fast"),
-    [
-        (ON_A100, 8, 16),
-        ((*ON_A100, f"{WORLD}.concurrency=4"), 8, 16),
-        ((*ON_A100, f"{WORLD}.step_s=0.5", "plan.pins.rollout.devices=16-19"), 16, 4),
-    ],
+    every(
+        3,
+        [
+            (ON_A100, 8, 16),
+            ((*ON_A100, f"{WORLD}.concurrency=4"), 8, 16),
+            ((*ON_A100, f"{WORLD}.step_s=0.5", "plan.pins.rollout.devices=16-19"), 16, 4),
+        ],
+    ),
 )
 def test_such_plans_are_simulated_near_what_they_predict(
     words: tuple[str, ...], slow: int, fast: int

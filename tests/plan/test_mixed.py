@@ -22,6 +22,7 @@ from flowrl.plan.ways.plain_ways import PLAIN
 from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.many_cases import parts_of, pinned, request
 from tests.plan.test_several_regions import config
+from tests.sizes import every
 
 ROOT = Path(__file__).parents[2]
 SLOW, FAST = "A100-SXM-80GB", "H100-SXM-80GB"
@@ -53,13 +54,16 @@ def over_two(graph: Graph, wanted: PlanRequest, pool: ResourcePool) -> list[Pair
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"max_staleness": 1},
-        {"objective": "device_time"},
-        {"kind": "spatial"},
-        {"max_staleness": 1, "kind": "asynchronous"},
-    ],
+    every(
+        3,
+        [
+            {},
+            {"max_staleness": 1},
+            {"objective": "device_time"},
+            {"max_staleness": 1, "kind": "asynchronous"},
+            {"kind": "spatial"},
+        ],
+    ),
 )
 def test_limits_lose_no_step_over_two_kinds(grpo: Graph, changes: dict[str, Any]):
     """Each pair is searched within what a good step of it takes; nothing better is outside."""

@@ -17,6 +17,7 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlanRequest, make_plan
 from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
+from tests.sizes import every
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +88,7 @@ def offers(error: PlanError, pins: list[str]) -> Iterator[list[str]]:
         yield [pin for pin in kept if pin not in left.split(" and ")]
 
 
-@pytest.mark.parametrize(("pool", "case"), CASES)
+@pytest.mark.parametrize(("pool", "case"), every(5, CASES))
 def test_with_each_value_that_is_offered_the_job_has_a_plan(grpo: Graph, pool: str, case: str):
     pins = case.split()
     with pytest.raises(PlanError) as caught:

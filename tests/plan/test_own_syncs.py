@@ -14,6 +14,7 @@ from flowrl.plan.prediction import Prediction
 from flowrl.plan.search import evaluate, leaves
 from flowrl.plan.ways.plain_ways import with_option
 from tests.plan.many_cases import h100, pinned, request, searched
+from tests.sizes import every
 
 SIZES = ("rollout.tp=1", "rollout.tp=2", "rollout.tp=4", "rollout.pp=4", "actor.tp=1", "actor.pp=2")
 
@@ -26,7 +27,7 @@ def short_answers(*pins: str, tokens: int = 6, prompts: int = 16, **changes: Any
 
 
 @pytest.mark.parametrize(
-    ("tokens", "prompts", "devices"), [(6, 8, 8), (6, 16, 16), (2, 16, 64), (60, 8, 32)]
+    ("tokens", "prompts", "devices"), every(4, [(6, 8, 8), (6, 16, 16), (2, 16, 64), (60, 8, 32)])
 )
 def test_no_pinned_size_makes_a_shorter_step(grpo: Graph, tokens: int, prompts: int, devices: int):
     def planned(*pins: str) -> Prediction:

@@ -27,6 +27,7 @@ from tests.policy_contexts import policy_context
 from tests.ray.test_ray_runs import learned, run
 from tests.runtime.many_programs import games_of
 from tests.runtime.tiny_runs import WatchedDisplay, outcome
+from tests.sizes import every
 
 pytestmark = pytest.mark.skipif(
     find_spec("ray") is None, reason="the Ray executor needs Ray: pip install 'flowrl[ray]'"
@@ -252,7 +253,7 @@ def test_a_cluster_of_several_machines_without_a_token_is_refused(monkeypatch: p
         _refuse_open_cluster()
 
 
-@pytest.mark.parametrize("lost", ["actor.generate[0]", "verifier.score"])
+@pytest.mark.parametrize("lost", every(2, ["actor.generate[0]", "verifier.score"]))
 def test_workers_of_a_node_that_is_removed_go_on_on_another_one(
     lost: str, nodes: Any, tmp_path: Path, expected: tuple[list[str], bytes]
 ):

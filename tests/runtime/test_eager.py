@@ -25,6 +25,7 @@ from tests.runtime.tiny_runs import (
     outcome,
     tiny_config,
 )
+from tests.sizes import every
 
 
 def left_by(folder: Path) -> dict[str, object]:
@@ -59,7 +60,7 @@ def without_dropped(left: Outcome) -> tuple[Outcome, list[object], set[object]]:
     return replace(left, samples=b""), stayed, gone
 
 
-@pytest.mark.parametrize("program", CONFIGS)
+@pytest.mark.parametrize("program", every(3, list(CONFIGS)))
 def test_a_program_run_line_by_line_leaves_what_the_compiled_one_leaves(
     program: str, tmp_path: Path
 ):
@@ -80,7 +81,7 @@ def test_a_run_of_two_stages_with_stops_evaluations_and_filters_is_the_same(tmp_
     assert kinds == [(stage, step) for stage in ("sft", "grpo") for step in range(1, 5)]
 
 
-@pytest.mark.parametrize("program", EQUAL)
+@pytest.mark.parametrize("program", every(2, list(EQUAL)))
 def test_lines_that_the_compiled_run_orders_otherwise_give_the_same(program: str, tmp_path: Path):
     settings = dict(EQUAL[program])
     config = rewarded(program, tmp_path, settings.pop("reward", "digits"))

@@ -39,6 +39,7 @@ from tests.runtime.tiny_runs import (
     tiny_config,
     write_config,
 )
+from tests.sizes import every
 from tests.warm_processes import WarmProcess, WarmProcesses
 
 DEADLINE_S = 120.0
@@ -295,18 +296,21 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("program", "step"),
-    [
-        ("actor_critic", 2),
-        ("slow_actor", 1),
-        ("summed", 1),
-        ("moving_reference", 2),
-        ("self_play", 2),
-        ("two_learners", 1),
-        ("guessing", 1),
-        ("generation", 1),
-        ("replaying", 2),
-        ("debate", 2),
-    ],
+    every(
+        3,
+        [
+            ("actor_critic", 2),
+            ("slow_actor", 1),
+            ("summed", 1),
+            ("moving_reference", 2),
+            ("self_play", 2),
+            ("two_learners", 1),
+            ("guessing", 1),
+            ("generation", 1),
+            ("replaying", 2),
+            ("debate", 2),
+        ],
+    ),
 )
 def test_programs_of_several_models_go_on_bit_by_bit(tmp_path: Path, program: str, step: int):
     """Critics, references and rivals that were just refreshed, two rollouts a step, episodes."""

@@ -21,6 +21,7 @@ from flowrl_graphs.self_refine import self_refine
 from tests.runtime import tree_programs
 from tests.runtime.tiny_runs import CtrlC, Outcome, WatchedDisplay, outcome, resumed
 from tests.runtime.tree_programs import tree_of
+from tests.sizes import every
 
 DRAFT, CRITIQUE, REVISION = "actor.generate", "rival.generate", "actor.generate.2"
 
@@ -145,7 +146,7 @@ def without_mismatch(left: Outcome) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    "program", ["refinement", "kept_drafts", "two_answers", "tournament", "branching"]
+    "program", every(3, ["refinement", "kept_drafts", "two_answers", "tournament", "branching"])
 )
 def test_line_by_line_and_with_engine_processes_a_tree_leaves_the_same(
     program: str, tmp_path: Path

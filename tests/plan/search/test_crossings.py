@@ -15,6 +15,7 @@ from flowrl.plan.search.dynamic import Aim, run
 from flowrl.plan.search.space import compile_space
 from tests.proofs.planner_cases import count_schedules, draw_problem
 from tests.proofs.planner_optimality import compare
+from tests.sizes import small_or_large
 
 
 def small(seeds: range) -> Iterator[Problem]:
@@ -43,12 +44,13 @@ def used(monkeypatch) -> list[int]:
     return found
 
 
-def test_no_schedule_is_better_where_all_joins_are_by_classes(monkeypatch, used) -> None:
+@pytest.mark.parametrize("cases", small_or_large(40, 100))
+def test_no_schedule_is_better_where_all_joins_are_by_classes(monkeypatch, used, cases) -> None:
     monkeypatch.setattr(by_classes, "FEW_PAIRS", 0)
     monkeypatch.setattr(by_classes, "WORTH", 0)
-    for problem in small(range(100)):
+    for problem in small(range(cases)):
         assert compare(problem).gap == 0, problem
-    assert sum(used) > 100
+    assert sum(used) > cases // 2
 
 
 def test_a_few_classes_stand_for_all_splits(monkeypatch, used) -> None:
@@ -77,8 +79,9 @@ def test_a_few_classes_stand_for_all_splits(monkeypatch, used) -> None:
     assert [evaluate(problem, found.schedules[0]).step_s for found in (few, every)] == [2.5, 2.5]
 
 
-def test_limits_of_very_many_sizes_change_no_answer(monkeypatch) -> None:
+@pytest.mark.parametrize("cases", small_or_large(20, 70))
+def test_limits_of_very_many_sizes_change_no_answer(monkeypatch, cases) -> None:
     monkeypatch.setattr(best_of_search, "MANY_SIZES", 2)
     monkeypatch.setattr(best_of_search, "FEW_SIZES", 1)
-    for problem in small(range(150, 220)):
+    for problem in small(range(150, 150 + cases)):
         assert compare(problem).gap == 0, problem

@@ -13,6 +13,7 @@ from flowrl.plan.search.best import _next_step as following
 from flowrl.plan.search.points import NO_ROOM, Points, Room, prune, sieve
 from tests.proofs.planner_cases import count_schedules, draw_problem
 from tests.proofs.planner_optimality import compare
+from tests.sizes import every
 
 
 def points(rows: list[tuple[float, float, float, int]]) -> Points:
@@ -64,7 +65,7 @@ def test_of_many_points_the_sieve_leaves_what_is_not_beaten() -> None:
     assert len(kept) < len(prune(some, 0, 1, 0, NO_ROOM))
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.6])
+@pytest.mark.parametrize("share", every(4, [0.8, 0.5, 1.0, 1.6]))
 def test_room_for_some_of_the_bytes_changes_no_answer(share: float) -> None:
     """Memory from what binds all to what binds none."""
     compared = 0

@@ -29,6 +29,7 @@ from flowrl.plan.search import (
     restricted,
 )
 from tests.proofs.planner_cases import count_schedules, draw_problem, every_schedule
+from tests.sizes import small_or_large
 
 MOST_PAIRS = 12_000
 
@@ -138,9 +139,10 @@ def found_step(
     return next(iter(pair.best(one, two, within=within * (1 + 1e-9))), None)
 
 
-def test_no_step_over_two_pools_is_better_than_the_one_that_is_found():
+@pytest.mark.parametrize("cases", small_or_large(30, 70))
+def test_no_step_over_two_pools_is_better_than_the_one_that_is_found(cases: int):
     kinds: Counter[str] = Counter()
-    for number in range(70):
+    for number in range(cases):
         rng = random.Random(number)
         whole, first, second = two_pools(rng)
         whole = replace(whole, beside=rng.choice([0, 0, 3]))
@@ -170,8 +172,8 @@ def test_no_step_over_two_pools_is_better_than_the_one_that_is_found():
             kinds[kind_of(found.schedule)] += 1
             kinds[whole.objective] += 1
     assert min(kinds[kind] for kind in ("hybrid", "spatial", "asynchronous", "nothing fits")) > 2
-    assert kinds["device_seconds"] > 5
-    assert kinds["in turns"] > 5
+    assert kinds["device_seconds"] > 3
+    assert kinds["in turns"] > 3
 
 
 def test_each_side_at_its_fastest_is_not_always_the_fastest_step():
