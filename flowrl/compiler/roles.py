@@ -16,6 +16,7 @@ from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
 from flowrl.graph.sample_sets import sampling_node
+from flowrl.ids import RoleName
 from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
@@ -48,8 +49,7 @@ def check_roles(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> 
         ConfigError, GraphError: the first thing that is wrong.
         BackendError: no such backend, or a broken one.
     """
-    for stage in stages:
-        _check_named(role_backends, stage)
+    _check_named(role_backends, stages)
     _check_one_kind(stages)
     kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
     readers: list[str] = []
@@ -64,18 +64,32 @@ def check_roles(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> 
             raise problem
 
 
-def _check_named(role_backends: RoleBackends, stage: LoweredStage) -> None:
-    for role in stage.graph.roles:
-        if role in role_backends.roles:
-            continue
+def _check_named(role_backends: RoleBackends, stages: Sequence[LoweredStage]) -> None:
+    missing: dict[RoleName, LoweredStage] = {}
+    for stage in stages:
+        for role in stage.graph.roles:
+            if role not in role_backends.roles:
+                missing.setdefault(role, stage)
+    if not missing:
+        return
+    lines, ways = [], []
+    of_workflow: dict[str, list[str]] = {}
+    for role, stage in missing.items():
         node = next(node for node in stage.graph.nodes if node.role == role)
-        raise ConfigError(
-            f"workflow {stage.workflow.name!r} has a role {role!r} that the config does not name",
-            where=f"{node.source or stage.workflow.source} and "
-            f"{role_backends.loaded.where('roles')}",
-            found=f"roles {listing(role_backends.roles)}",
-            hint=_missing_role(stage, role, role_backends),
-        )
+        lines.append(str(node.source or stage.workflow.source))
+        way = _missing_role(stage, role, role_backends)
+        ways.append(way if len(missing) == 1 else f"{role}: {way}")
+        of_workflow.setdefault(stage.workflow.name, []).append(repr(role))
+    own = (
+        f"workflow {name!r} has {'a role' if len(roles) == 1 else 'roles'} {', '.join(roles)}"
+        for name, roles in of_workflow.items()
+    )
+    raise ConfigError(
+        f"{' and '.join(own)} that the config does not name",
+        where=f"{', '.join(lines)} and {role_backends.loaded.where('roles')}",
+        found=f"roles {listing(role_backends.roles)}",
+        hint="; ".join(ways),
+    )
 
 
 def _missing_role(stage: LoweredStage, role: str, role_backends: RoleBackends) -> str:

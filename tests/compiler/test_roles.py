@@ -113,9 +113,18 @@ def test_roles_that_are_missing_are_told_that_they_can_be_bound():
     hint = refused(programs.play_all, games).hint
     assert hint.startswith("set roles.games_2.backend to one that offers environment")
     assert hint.endswith("or set bind.games=[NAME, NAME, ...], keys of roles")
-    hint = refused(programs.taught, config()).hint
+    hint = refused(programs.taught, with_roles(verifier={"backend": "verify"})).hint
     assert hint.startswith("set roles.student.copy_of=actor, or ")
     assert hint.endswith("; or set bind.student=actor")
+
+
+def test_all_roles_that_are_missing_are_told_in_one_error():
+    error = refused(programs.taught, config())
+    assert "has roles 'student', 'verifier' that the config does not name" in error.what
+    assert error.where.count("programs.py:") == 2
+    student, verifier = error.hint.split("; verifier: ")
+    assert student.startswith("student: set roles.student.copy_of=actor, or ")
+    assert verifier.startswith("set roles.verifier.backend to one that offers score: verify")
 
 
 def test_a_role_without_a_model_is_told_whose_it_may_copy():
