@@ -8,7 +8,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ import pytest
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId, SampleId
+from flowrl.runtime.channels import Message
 from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.local.engine_worker import run_engine
 from flowrl.specs import FinishReason, Sampling
 from tests.runtime.scripted_engine import (
     BLOCK,
@@ -34,6 +38,38 @@ DEADLINE_S = 60.0
 pytestmark = pytest.mark.usefixtures("cold_starts")
 
 Open = Callable[..., EngineProcess]
+
+
+class LentModel:
+    """A mailbox whose client has sent the opening message, and then nothing more."""
+
+    def __init__(self, model: Path) -> None:
+        self._messages = [[("open", PLUGIN, context(model), None, model)]]
+        self._readable, writable = os.pipe()
+        os.close(writable)
+        self.lent = 0
+        self.sent: list[tuple[object, int]] = []
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def receive(self) -> list[Message] | None:
+        return cast("list[Message]", self._messages.pop()) if self._messages else None
+
+    def send(self, message: Message) -> None:
+        self.sent.append((message, self.lent))
+
+    @contextmanager
+    def folder(self, shared: object) -> Iterator[Path]:
+        self.lent += 1
+        yield cast(Path, shared)
+        self.lent -= 1
+
+
+def test_an_engine_keeps_no_copy_of_its_model_s_files_once_it_is_open(tmp_path: Path):
+    mailbox = LentModel(weights(tmp_path / "model", 1))
+    run_engine(mailbox)
+    assert mailbox.sent == [(("ready",), 0)]
 
 
 @pytest.fixture

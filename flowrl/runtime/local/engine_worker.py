@@ -277,14 +277,14 @@ def run_engine(mailbox: Mailbox) -> None:
         except BaseException as reason:
             mailbox.send(("broken", _unopened(context, reason)))
             raise
-        mailbox.send(("ready",))
-        try:
-            EngineServer(mailbox, engine).run(messages[1:])
-        except FlowError as reason:
-            mailbox.send(("raised", reason))
-        except BaseException as reason:
-            mailbox.send(("died", described(reason)))
-            raise
+    mailbox.send(("ready",))
+    try:
+        EngineServer(mailbox, engine).run(messages[1:])
+    except FlowError as reason:
+        mailbox.send(("raised", reason))
+    except BaseException as reason:
+        mailbox.send(("died", described(reason)))
+        raise
 
 
 def described(reason: BaseException) -> str:

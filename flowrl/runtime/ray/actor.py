@@ -17,6 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -48,8 +49,11 @@ class _Mailbox:
         self._outgoing = outgoing
         self._incoming: deque[Message | None] = deque()
         self._readable, self._wake = os.pipe()
-        self._folders = WeightFolders(Path(gettempdir()))
         self._num_folders = 0
+
+    @cached_property
+    def _folders(self) -> WeightFolders:
+        return WeightFolders(Path(gettempdir()))
 
     def put(self, messages: tuple[Message, ...]) -> None:
         self._incoming += messages
@@ -60,7 +64,8 @@ class _Mailbox:
         os.write(self._wake, b"\0")
 
     def end(self) -> None:
-        self._folders.close()
+        if "_folders" in self.__dict__:
+            self._folders.close()
 
     def fileno(self) -> int:
         return self._readable
