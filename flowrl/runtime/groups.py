@@ -10,6 +10,7 @@ their futures are done. Calls of actors (`flowrl.runtime.ray`) go on while the c
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -162,10 +163,15 @@ def _joined(futures: Sequence[Future[Any]]) -> Future[Any]:
 def _gathered(futures: Sequence[Future[Any]], join: Callable[[list[Any]], object]) -> Future[Any]:
     """Returns a future of all results, or of the error of the first worker that raised one."""
     gathered: Future[Any] = Future()
+    lock = threading.Lock()  # the last two may be done at the same time, in threads of their own
+    num_waited = len(futures)
 
     def done(_: Future[Any]) -> None:
-        if not all(future.done() for future in futures) or gathered.done():
-            return
+        nonlocal num_waited
+        with lock:
+            num_waited -= 1
+            if num_waited:
+                return
         try:
             gathered.set_result(join([future.result() for future in futures]))
         except BaseException as error:

@@ -18,10 +18,15 @@ Sequences = DataRef[SequenceBatch]
 
 
 class Trainer:
-    """Each method is that of `TrainBackend`, with references to batches and a future result."""
+    """Each method is that of `TrainBackend`, with references to batches and a future result.
+
+    Attributes:
+        kind: Trainers of one kind take each other's references.
+    """
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
+        self.kind = type(group)
         self.put = group.put
         self.close = group.close
 

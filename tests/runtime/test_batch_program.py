@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 import flowrl as fl
 from flowrl.algo.advantages import Padding
-from flowrl.backend.batch import SequenceBatch
+from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.errors import RewardError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId
@@ -18,6 +21,8 @@ from flowrl.program import Workflow
 from flowrl.runtime.driver.batch_nodes import turns_of
 from flowrl.runtime.driver.filters import group_sizes
 from flowrl.runtime.driver.payloads import SampleSet, StepBatch
+from flowrl.runtime.groups import LocalGroup, resolved
+from flowrl.runtime.trainers import Trainer
 from flowrl.specs import Sampling
 from tests.runtime.many_programs import greedy_baseline
 from tests.runtime.node_world import MASK, OFFSETS, Worker, lowered, program_of, samples, step_with
@@ -52,6 +57,31 @@ def test_a_critic_is_given_the_returns_and_what_it_valued_before():
     advantages = workers["actor"].updates[0][0].advantages
     np.testing.assert_allclose(advantages, np.where(TOKENS, scores - values, 0), atol=1e-6)
     assert workers["critic"].stale
+
+
+class ElsewhereGroup(LocalGroup):
+    """Stands for workers that find batches elsewhere: their references are their own."""
+
+    def _put(self, batch: SequenceBatch | TrainBatch) -> object:
+        return ("elsewhere", batch)
+
+    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+        return super()._ask(rank, method, [resolved(each, self._get) for each in arguments])
+
+    @staticmethod
+    def _get(handle: Any) -> object:
+        place, batch = handle
+        assert place == "elsewhere"
+        return batch
+
+
+def test_samples_are_put_where_each_kind_of_trainer_finds_them():
+    workers = {"actor": Worker(), "critic": Worker()}
+    workers["critic"].train = Trainer(ElsewhereGroup([workers["critic"]]))
+    program_of(lowered(critic), workers).run(step_with(samples(ROLLOUT, SCORES)))
+    for worker in workers.values():
+        ((batch, _),) = worker.updates
+        assert isinstance(batch.sequences, SequenceBatch)
 
 
 def test_a_new_version_is_asked_after_its_update():

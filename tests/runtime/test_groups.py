@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
-from flowrl.runtime.groups import DataRef, Dispatch, LocalGroup
+from flowrl.runtime.groups import DataRef, Dispatch, LocalGroup, _gathered
 from tests.runtime.node_world import samples
 
 
@@ -36,6 +37,32 @@ def test_rows_are_shared_among_the_ranks_and_their_results_joined_in_order():
         found = group.call("first_tokens", ref, 2.0, dispatch=Dispatch.ROWS).result()
         assert found.tolist() == expected.tolist()
         assert sum(len(rank.got[0]) for rank in ranks) == len(sequences)
+
+
+def test_results_that_come_at_the_same_time_are_joined_once():
+    waiting: list[Callable[[Any], object]] = []
+
+    class Late(Future[Any]):
+        def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+            waiting.append(fn)
+
+    def join(results: list[Any]) -> list[Any]:
+        joined.append(results)
+        notify()  # as another thread does at this moment
+        return results
+
+    def notify() -> None:
+        while waiting:
+            waiting.pop(0)(None)
+
+    joined: list[list[Any]] = []
+    futures = [Late(), Late()]
+    for number, future in enumerate(futures):
+        future.set_result(number)
+    gathered = _gathered(futures, join)
+    notify()
+    assert gathered.result(0) == [0, 1]
+    assert joined == [[0, 1]]
 
 
 def test_all_ranks_or_the_first_make_a_call_and_the_first_one_answers():

@@ -258,16 +258,17 @@ class BatchProgram:
     def _put(
         self, inputs: NodeInputs, step: StepBatch, *, as_sampled: bool = False
     ) -> DataRef[SequenceBatch]:
-        """Returns a reference to the node's samples, which are put once in a step.
+        """Returns a reference to the node's samples, which are put once for trainers of a kind.
 
         Args:
             as_sampled: With the sampler that their logprobs repeat, if any.
         """
         as_sampled = as_sampled and inputs.samples.origin in self._samplers
-        key = id(inputs.sequences), as_sampled
+        train = self._worker(inputs.node).train
+        key = id(inputs.sequences), as_sampled, train.kind
         if key not in step.refs:
             sequences = self._as_sampled(inputs) if as_sampled else inputs.sequences
-            step.refs[key] = self._worker(inputs.node).train.put(sequences)
+            step.refs[key] = train.put(sequences)
         return step.refs[key]
 
     # Handlers

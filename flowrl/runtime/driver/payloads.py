@@ -450,7 +450,7 @@ class StepBatch:
     number: int = 1
     sets: dict[NodeId, SampleSet] = field(default_factory=dict)
     values: StepValues = field(default_factory=StepValues)
-    refs: dict[tuple[int, bool], DataRef[SequenceBatch]] = field(default_factory=dict)
+    refs: dict[tuple[int, bool, type], DataRef[SequenceBatch]] = field(default_factory=dict)
     updates: dict[NodeId, list[OptimizerStep]] = field(default_factory=dict)
     terms: list[Term] = field(default_factory=list)
     kl_coefficients: dict[NodeId, float] = field(default_factory=dict)
