@@ -28,6 +28,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -56,6 +57,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_READERS_S = 1.0
+_RETRY_S = 0.02
 _CONFIG = "config.yaml"
 _LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 
@@ -138,7 +141,7 @@ class RunFolder:
     def _acquire(self) -> None:
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_alone(lock)
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
@@ -347,6 +350,24 @@ def _position(row: dict[str, object], order: dict[str, int], path: Path) -> tupl
             hint="remove the row, or move the file away",
         )
     return (order.get(stage, len(order)), step)
+
+
+def _lock_alone(lock: int) -> None:
+    """Locks a file, for which it waits until those have read it who ask for the run's process.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    end = time.monotonic() + _READERS_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def _new_folder(parent: Path, name: str) -> Path:

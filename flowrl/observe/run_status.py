@@ -204,10 +204,10 @@ def _verdict(
     if holder is None:
         if folder.read_summary() is not None:
             return "ended", "ended; all steps are made"
-        if status is None or status.state in ("running", "ended"):
+        if status is None or status.state == "running":
             pid = "its process" if status is None else f"process {status.pid}"
             return "killed", f"killed; {pid} is gone and said nothing at its end"
-        if status.state == "stopped":
+        if status.state in ("stopped", "ended"):  # without its result it was left early
             return "stopped", "stopped, as it was asked to"
         return "failed", f"failed: {one_line(status.error, 300)}"
     if status is None or status.pid != holder:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import CheckpointError, ConfigError, DataError
+from flowrl.observe import run_folder
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder
 
@@ -92,13 +93,22 @@ def test_what_is_no_run_folder_cannot_be_opened(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path):
+def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_READERS_S", 0.0)
     with new(tmp_path) as folder:
         with pytest.raises(ConfigError, match=f"found: process {os.getpid()}\n"):
             RunFolder.resume(folder.path)
         assert RunFolder.open(folder.path).config_path.read_text() == "seed: 0\n"
     with RunFolder.resume(folder.path) as again:
         assert again.path == folder.path
+
+
+def test_who_only_asks_for_the_process_of_a_run_refuses_no_writer(tmp_path, monkeypatch):
+    new(tmp_path).close()
+    reader = os.open(tmp_path / "quickstart" / "lock", os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: os.close(reader))
+    RunFolder.resume(tmp_path / "quickstart").close()
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):

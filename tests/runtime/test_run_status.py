@@ -12,7 +12,8 @@ import pytest
 from flowrl import api
 from flowrl.cli import main
 from flowrl.observe.rows import StepMetrics
-from flowrl.observe.run_status import RunStatus, report_of
+from flowrl.observe.run_folder import RunFolder
+from flowrl.observe.run_status import RunStatus, report_of, write_status
 from flowrl.runtime import run
 from flowrl.runtime.status_writer import StatusWriter
 from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
@@ -88,6 +89,14 @@ def test_the_end_is_written_and_its_cause_kept_while_what_is_looked_at_still_cha
         raise ValueError("the first cause")
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["error"], status["step"]) == ("failed", "the first cause", 3)
+
+
+def test_a_run_that_ended_without_its_result_was_left_early(tmp_path: Path):
+    with RunFolder.create(tmp_path, "eager") as folder:
+        folder.write_config("seed: 0\n")
+        write_status(folder.path, RunStatus(pid=1, state="ended", stage="grpo", step=1, steps=2))
+    report = report_of(folder.path)
+    assert (report.state, report.verdict) == ("stopped", "stopped, as it was asked to")
 
 
 def test_a_look_that_fails_in_any_way_shows_what_was_seen_before(tmp_path: Path):
