@@ -16,6 +16,7 @@ import pytest
 
 from flowrl.backend.environment import (
     Action,
+    Environment,
     EnvironmentContext,
     EpisodeStart,
     Observation,
@@ -523,6 +524,38 @@ def test_an_environment_that_only_blocks_ends_with_an_error(monkeypatch: pytest.
             answers(pool)
         release.set()
     assert "3 threads in a row" in str(caught.value)
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+def test_a_replacement_that_dies_before_it_is_ready_is_tried_again_within_the_bounds(
+    monkeypatch: pytest.MonkeyPatch, dead: int
+):
+    clock = ShiftedClock(monkeypatch)
+    release = threading.Event()
+
+    async def reset(episode: EpisodeStart) -> object:
+        clock.ahead_s += LIMIT_S + 1
+        release.wait()
+        return Observation()
+
+    def opening(context: EnvironmentContext) -> Environment:
+        environment = next(opened)
+        if environment is None:
+            raise WorkerDied("it died before it was ready")
+        return environment
+
+    opened = iter([Scripted(reset=reset), *[None] * dead, Scripted()])
+    context = EnvironmentContext(role=RoleName("game"), timeout_s=LIMIT_S)
+    with EnvironmentPool(opening, context, grace_s=0.0) as pool:
+        pool.start(start("0/0/0"))
+        if dead == 2:  # with the first one three in a row
+            with pytest.raises(WorkerDied, match="died before it was ready"):
+                answers(pool)
+        else:
+            answers(pool)
+            pool.start(start("0/1/0"))
+            assert answers(pool)[0].answer == Observation(content="go")
+        release.set()
 
 
 def test_who_waits_for_whom_is_told():

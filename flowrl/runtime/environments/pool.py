@@ -14,6 +14,7 @@ submit one of them must be called again and again. No wait is longer than its ar
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import traceback
@@ -34,6 +35,8 @@ from flowrl.runtime.user_errors import described, library_folders, user_frames
 
 __all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment", "open_loop_here"]
 
+
+_log = logging.getLogger(__name__)
 
 _MAX_LOST_IN_A_ROW = 3
 """Threads that are blocked one after another without a single answer."""
@@ -314,7 +317,18 @@ class EnvironmentPool:
         self._pending.clear()
         self._calls.clear()
         self._orders.clear()
-        self._loop = self._open_loop()
+        self._loop = self._replacement()
+
+    def _replacement(self) -> Loop:
+        """Opens another environment; those that die before they are ready count as lost ones."""
+        while True:
+            try:
+                return self._open_loop()
+            except WorkerDied as reason:
+                self._num_lost_in_a_row += 1
+                if self._num_lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+                    raise
+                _log.warning("an environment of %s is opened again: %s", self.role, reason)
 
 
 def open_loop_here(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
-from flowrl.errors import BackendError, FlowError, WorkerDied
+from flowrl.errors import FlowError, WorkerDied
 from flowrl.ids import SampleId
 from flowrl.runtime.channels import Channel, Message
 from flowrl.runtime.environments.loop import Call, Replies
@@ -225,7 +225,7 @@ class ActorLoop:
                 case (kind, how) if kind == ENDED:
                     self._blocked = self._blocked or (None, None)
                     if not self._ready.is_set():
-                        self._error = self._error or BackendError(
+                        self._error = self._error or WorkerDied(
                             "the environment's actor died before it was ready", found=str(how)
                         )
                         self._ready.set()

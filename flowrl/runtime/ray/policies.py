@@ -14,7 +14,7 @@ import ray
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import PolicyContext
 from flowrl.errors import FlowError, WorkerDied
-from flowrl.ids import EngineId, RoleName
+from flowrl.ids import RoleName, engine_id
 from flowrl.runtime.channels import Message
 from flowrl.runtime.groups import WorkerGroup
 from flowrl.runtime.local.engine_fleet import RemoteEngine
@@ -65,10 +65,9 @@ class ActorGroup(WorkerGroup):
 
     def open_engine(self, backend: str, context: PolicyContext) -> RemoteEngine:
         """Opens the engine next to the trainer, which publishes to it in place."""
-        name = EngineId(f"{self._role}.generate[0]")
         opening = partial(
             EngineProcess,
-            name,
+            engine_id(self._role, 0),
             backend,
             context,
             open_channel=self._open_engine_channel,
