@@ -62,7 +62,7 @@ from flowrl.rollout.events import (
     SamplesFinished,
     SamplesScored,
 )
-from flowrl.rollout.policies import FirstOffered, LongestFirst, OrderPolicy
+from flowrl.rollout.policies.engines import FirstOffered, LongestFirst, OrderPolicy
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import Sampling

@@ -58,15 +58,9 @@ from flowrl.rollout.events import (
     SamplesScored,
     WeightsPublished,
 )
-from flowrl.rollout.policies import (
-    AgeBudget,
-    LongestFirst,
-    OverSampling,
-    Patience,
-    Quarantine,
-    RepackTail,
-    WeightedShares,
-)
+from flowrl.rollout.policies.engines import LongestFirst, Quarantine, RepackTail
+from flowrl.rollout.policies.limits import Patience
+from flowrl.rollout.policies.prompts import AgeBudget, OverSampling, WeightedShares
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import FinishReason

@@ -23,14 +23,8 @@ from statistics import mean
 from typing import Any
 
 from flowrl.files import require_writable
-from flowrl.rollout.policies import (
-    AbortRunning,
-    AgeBudget,
-    FinishRunning,
-    KeepRunning,
-    OverSampling,
-    RepackTail,
-)
+from flowrl.rollout.policies.engines import AbortRunning, FinishRunning, KeepRunning, RepackTail
+from flowrl.rollout.policies.prompts import AgeBudget, OverSampling
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Lognormal

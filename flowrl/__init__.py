@@ -33,48 +33,32 @@ from flowrl.errors import (
     WorkerDied,
 )
 from flowrl.graph import Graph
-from flowrl.program import (
+from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
+from flowrl.program.buffers import replay
+from flowrl.program.children import mean_of_children, parent, prompts_of
+from flowrl.program.formulas import log, weighted_sum
+from flowrl.program.formulas import map_of as map  # noqa: A004  (read as fl.map)
+from flowrl.program.handles import (
     Advantages,
-    Critic,
-    Environment,
-    Examples,
     Logprobs,
     Mapped,
-    Pairs,
-    Policy,
     Prompts,
     Returns,
-    Reward,
-    RewardModel,
     Rollout,
     Samples,
     Scores,
     TokenRewards,
     Values,
-    Workflow,
-    advantage,
-    concat,
-    filter,  # noqa: A004  (read as fl.filter)
-    interact,
-    is_eager,
-    load_workflow,
-    log,
-    mean_of_children,
-    pair,
-    parent,
-    parse,
-    prompts_of,
-    replay,
-    select,
-    shaping,
-    term,
-    weighted_sum,
-    where,
-    win_rate,
-    workflow,
 )
-from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
-from flowrl.program import sum_of as sum  # noqa: A004  (read as fl.sum)
+from flowrl.program.judging import parse, win_rate
+from flowrl.program.policy import Policy, interact
+from flowrl.program.registry import load_workflow
+from flowrl.program.roles import Critic, Environment, Reward, RewardModel
+from flowrl.program.sets import Examples, Pairs, concat, pair, where
+from flowrl.program.sums import sum_of as sum  # noqa: A004  (read as fl.sum)
+from flowrl.program.sums import term
+from flowrl.program.tracer import is_eager
+from flowrl.program.workflow import Workflow, workflow
 from flowrl.specs import Sampling, cut, grammar, kl, loss
 from flowrl.specs.names import raise_missing
 from flowrl.wording import Unconfigured

@@ -33,7 +33,7 @@ from flowrl.files import encode_json
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
 from flowrl.plan.check.file_lines import at_line, lines_of
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.user_lines import breakpoints_left_out
 from flowrl.wording import listing
 

@@ -19,15 +19,6 @@ from flowrl.specs.loss.policy import (
     WeightLevel,
 )
 
-__all__ = [
-    "Segments",
-    "gap_statistic",
-    "importance_weights",
-    "rejection_mask",
-    "sequence_mask",
-    "within",
-]
-
 
 def importance_weights(
     old: torch.Tensor,

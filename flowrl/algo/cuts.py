@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from flowrl.specs.cut import CutLeastLikely, CutSpec, most_before
 
-__all__ = ["prefix_length"]
-
 
 def prefix_length(spec: CutSpec, logprobs: npt.NDArray[np.float32]) -> int:
     """Returns how many tokens of a response stand before its cut: at most R - 1.

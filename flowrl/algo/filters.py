@@ -25,16 +25,6 @@ from flowrl.specs.filters import (
     ZeroVariance,
 )
 
-__all__ = [
-    "best_and_worst",
-    "difficulty",
-    "parsed",
-    "random_k",
-    "threshold",
-    "top",
-    "zero_variance",
-]
-
 
 def zero_variance(
     scores: npt.ArrayLike,

@@ -18,8 +18,6 @@ from flowrl.specs.kl import KL, Estimator
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["adapted", "estimate", "mismatch"]
-
 Values = TypeVar("Values", "torch.Tensor", npt.NDArray[np.float64])
 
 

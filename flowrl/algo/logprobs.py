@@ -12,17 +12,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = [
-    "SamplerTransform",
-    "chosen_logprobs",
-    "full",
-    "full_in_chunks",
-    "sampler_logits",
-    "sampler_logprobs",
-    "squared_probabilities",
-]
-
-
 _CHUNK_ELEMENTS = 1 << 22
 """The number of logits per chunk, which bounds the temporary memory."""
 

@@ -31,23 +31,6 @@ from flowrl.algo.corrections import Segments, importance_weights, rejection_mask
 from flowrl.specs.loss import Aggregation, CrossEntropy, KLCov, LossSpec, PolicyLoss
 from flowrl.specs.loss.policy import RatioLevel
 
-__all__ = [
-    "Loss",
-    "LossFunction",
-    "PolicyStep",
-    "TokenBatch",
-    "TokenLoss",
-    "aggregate",
-    "cross_entropy",
-    "most_covariant",
-    "policy_loss",
-    "policy_weights",
-    "prepare",
-    "prepares",
-    "required",
-    "sample_weights",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:

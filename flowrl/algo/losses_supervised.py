@@ -20,16 +20,6 @@ from flowrl.algo.user_functions import UserFunction, shape_of
 from flowrl.specs.loss import DPO, BradleyTerry, ImplicitReward, LossSpec, OwnLoss, ValueClip
 from flowrl.specs.loss.own import FIELDS
 
-__all__ = [
-    "bradley_terry",
-    "dpo",
-    "explained_variance",
-    "implicit_reward",
-    "outcome",
-    "own_loss",
-    "value_clip",
-]
-
 
 def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
     """Computes half the squared error of a value, with a clip that is pessimistic.

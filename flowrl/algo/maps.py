@@ -33,27 +33,6 @@ from flowrl.specs.maps import (
 )
 from flowrl.wording import suggestion
 
-__all__ = [
-    "Array",
-    "MapBatch",
-    "MapResult",
-    "cosine_length",
-    "cosine_length_map",
-    "first_wins",
-    "implicit_reward",
-    "parse",
-    "repetition",
-    "repetition_map",
-    "soft_overlong",
-    "soft_overlong_map",
-    "stop_properly",
-    "stop_properly_map",
-    "weighted_sum",
-    "win_rate",
-    "words",
-]
-
-
 _log = logging.getLogger(__name__)
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -25,8 +25,6 @@ from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 
-__all__ = ["after_hashes", "answer_number", "close", "last_number"]
-
 # Longer than any answer; Python refuses to convert strings of over 4300 digits, and slowly before.
 _MAX_DIGITS = 1000
 _MAX_CONTEXT = 80

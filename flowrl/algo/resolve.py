@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
     from flowrl.algo.losses import LossFunction
 
-__all__ = [
-    "AdvantageFunction",
-    "FilterFunction",
-    "KLFunction",
-    "MapFunction",
-    "SelectFunction",
-    "resolve_advantage",
-    "resolve_filter",
-    "resolve_kl",
-    "resolve_loss",
-    "resolve_map",
-    "resolve_select",
-]
-
 AdvantageFunction: TypeAlias = Callable[[AdvantageBatch], AdvantageResult]
 """`batch -> advantages [N] or [N, T], and returns`."""
 

@@ -29,19 +29,6 @@ from flowrl.specs.loss import (
     Reinforce,
 )
 
-__all__ = [
-    "cispo",
-    "dppo",
-    "gmpo",
-    "kimi",
-    "kl_cov",
-    "policy_clip",
-    "reinforce",
-    "sapo",
-    "topr",
-    "vespo",
-]
-
 
 @policy_loss(PolicyClip)
 def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:

@@ -26,8 +26,6 @@ from flowrl.specs.user_functions import (
 from flowrl.user_lines import definition_of, user_line_of
 from flowrl.wording import suggestion
 
-__all__ = ["UserFunction", "check_per_sample", "own_advantage", "own_map", "shape_of"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 

@@ -17,8 +17,6 @@ import typer
 
 from flowrl.errors import ConfigError
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="flowrl",
     help="Reinforcement-learning post-training of language models as a dataflow graph.",

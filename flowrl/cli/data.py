@@ -30,8 +30,6 @@ from flowrl.files import encode_json
 from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.wording import counted, listing, one_of_them
 
-__all__ = ["check", "show"]
-
 _SHOWN_PLACES = 5
 _SHOWN_VALUE = 100
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flowrl.graph.serialization import Json
     from flowrl.plan import PlacementPlan
 
-__all__ = ["DiffOptions", "run"]
-
 
 class Content(StrEnum):
     """What a target of the command line is."""

@@ -28,19 +28,6 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.files import encode_json
 from flowrl.wording import counted
 
-__all__ = [
-    "BackendRow",
-    "Check",
-    "Status",
-    "collect",
-    "describe",
-    "examine",
-    "render",
-    "render_backends",
-    "run",
-    "run_backends",
-]
-
 GIB = 1 << 30
 
 _PYTHON = (3, 11)

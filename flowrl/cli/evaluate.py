@@ -12,8 +12,6 @@ from flowrl.graph import Graph, Op
 if TYPE_CHECKING:
     from flowrl.observe.rows import EvaluationRow
 
-__all__ = ["run"]
-
 
 def run(
     path: Path, config: Path | None, overrides: Sequence[str], *, as_json: bool = False

@@ -15,24 +15,6 @@ from flowrl.errors import ConfigError, FlowError, combine
 from flowrl.files import require_writable, write_result
 from flowrl.wording import listing, one_of_them
 
-__all__ = [
-    "compiled_by",
-    "format_of",
-    "given_options",
-    "is_plan",
-    "machine_words",
-    "offering_cluster",
-    "refuse_many_devices",
-    "refuse_plan",
-    "refuse_together",
-    "require_json",
-    "require_output",
-    "run_by",
-    "stage_named",
-    "write_output",
-]
-
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 

@@ -14,8 +14,6 @@ from flowrl.passes import Context, run_passes
 from flowrl.viz import FORMATS, render
 from flowrl.wording import one_of_them
 
-__all__ = ["GraphOptions", "load_graph", "run"]
-
 _FORMATS_OF_SUFFIXES = {
     ".txt": ("tree", "text", "mermaid", "dot"),
     **dict.fromkeys((".mmd", ".mermaid"), ("mermaid",)),

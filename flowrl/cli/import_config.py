@@ -8,8 +8,6 @@ from pathlib import Path
 
 from flowrl.cli.files import require_output, write_output
 
-__all__ = ["run"]
-
 
 def run(path: Path, framework: str | None, output: Path | None, *, as_json: bool = False) -> None:
     """Prints or writes the config, and lists what became of each key on standard error.

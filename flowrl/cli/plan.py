@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.plan import PlacementPlan
 
-__all__ = ["PlanOptions", "run"]
-
-
 _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from flowrl.compiler import CompiledStage
     from flowrl.sim.profile import Profile
 
-__all__ = ["run"]
-
 
 def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json: bool) -> None:
     """Measures the last stage of a configuration and writes its profile.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from flowrl.plan.parameters import Box, Parameter
     from flowrl.plan.schema import PlacementPlan, WeightRoute
 
-__all__ = ["print_routes"]
-
 HEAD = "  parameter (its size) [slice of it]: from [slice there] -> to [slice there], bytes"
 
 

@@ -15,8 +15,6 @@ from flowrl.errors import ConfigError, FlowError
 if TYPE_CHECKING:
     from flowrl.api import Compiled
 
-__all__ = ["resume", "run"]
-
 _CHANGEABLE = (
     "train.steps",
     "train.refill_limit",

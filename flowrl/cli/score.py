@@ -23,8 +23,6 @@ from flowrl.runtime.scoring.pool import ScoreFailure, ScoringPool
 from flowrl.specs import FinishReason
 from flowrl.wording import counted, listing
 
-__all__ = ["Fields", "run"]
-
 _RESPONSES = ("response", "completion", "output")
 _PROMPTS = ("prompt", "question")
 _ANSWERS = ("answer", "ground_truth", "solution", "label")

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from flowrl.sim.trace import Trace
     from flowrl.sim.workload import Workload
 
-__all__ = ["SimulateOptions", "compare_run", "run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:

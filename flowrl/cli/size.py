@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flowrl.config.load import LoadedConfig
     from flowrl.plan.sizing import Job, Size
 
-__all__ = ["SizeOptions", "numbers_of", "run"]
-
 LARGE = 1024
 """A pool of this many devices takes seconds to plan for, so its planning is announced."""
 

@@ -26,8 +26,6 @@ from flowrl.cli.app import app
 from flowrl.errors import ConfigError, FlowError
 from flowrl.wording import Warnings, listing, nearest, suggestion
 
-__all__ = ["main"]
-
 _MACHINE_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ESTALE),

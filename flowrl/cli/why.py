@@ -18,9 +18,6 @@ from flowrl.rollout.event_history import SampleHistory, sample_history
 from flowrl.runtime.checkpoint.journal import SampleFiles, rollout_journals
 from flowrl.wording import counted
 
-__all__ = ["run"]
-
-
 _SAMPLE = re.compile(r"(\d+/\d+(?:/\d+)*?)(?:/(\d+))?", re.ASCII)
 
 

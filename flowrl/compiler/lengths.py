@@ -22,8 +22,6 @@ from flowrl.errors import ConfigError, DataError
 from flowrl.observe.rows import lengths_in
 from flowrl.wording import counted, percent
 
-__all__ = ["assumed_lengths", "check_mean", "lengths_of", "mean_prompt"]
-
 _ASSUMED_SHARE = 0.5
 """The mean length of prompts and responses that the configuration does not give, as a share of the
 longest."""

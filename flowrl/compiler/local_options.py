@@ -21,8 +21,6 @@ from flowrl.plan.local import (
 )
 from flowrl.plan.schema import PlacementPlan, Reason
 
-__all__ = ["LocalOptions", "local_options"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:

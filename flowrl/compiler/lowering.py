@@ -15,12 +15,11 @@ from flowrl.passes import Context, PassRecord, run_passes
 from flowrl.passes.context import Decision
 from flowrl.passes.logprobs import decisions_on_old_logprobs
 from flowrl.passes.simplify import decisions_on_merging, decisions_on_sums, merge_logprobs
-from flowrl.program import Workflow, load_workflow
 from flowrl.program.parameters import RoleKind
+from flowrl.program.registry import load_workflow
+from flowrl.program.workflow import Workflow
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
 from flowrl.user_lines import definition_of
-
-__all__ = ["LoweredStage", "lower", "lower_stages", "sampling_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

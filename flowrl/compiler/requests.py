@@ -26,8 +26,6 @@ from flowrl.program.parameters import RoleKind
 from flowrl.program.roles import Environment, Reward
 from flowrl.wording import counted, listing, suggestion
 
-__all__ = ["plan_requests"]
-
 
 def plan_requests(
     stages: Sequence[LoweredStage], role_backends: RoleBackends, *, here: bool = True

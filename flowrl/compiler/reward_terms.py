@@ -33,8 +33,6 @@ from flowrl.specs.maps import ROW_PREFIX
 if TYPE_CHECKING:
     from flowrl.data.rows import RowNeeds, Split
 
-__all__ = ["check_score_bounds", "row_needs"]
-
 
 def check_score_bounds(loaded: LoadedConfig, graphs: Sequence[Graph]) -> None:
     """Checks the filters, selections and advantages of all lowered graphs.

@@ -23,8 +23,6 @@ from flowrl.cost.models.reader import ConfigReader
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json
 
-__all__ = ["RoleBackends", "Vocabulary"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:

@@ -23,8 +23,6 @@ from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Grammar
 from flowrl.wording import listing, suggestion
 
-__all__ = ["check_roles", "head_of"]
-
 _SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
     Policy: (Service.GENERATE, Service.TRAIN),
     Critic: (Service.TRAIN,),

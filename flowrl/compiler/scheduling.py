@@ -20,26 +20,24 @@ from typing import Any
 
 from flowrl.config.schema import TrainConfig
 from flowrl.errors import ConfigError, SchedulerError
-from flowrl.rollout import policies
+from flowrl.rollout.policies import engines, limits, prompts
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs.base import Scalar, Spec
 from flowrl.wording import listing, one_of_them
 
-__all__ = ["POLICY_KINDS", "scheduler_settings"]
-
 POLICY_KINDS: Mapping[str, tuple[type[Spec], ...]] = {
-    "admission": (policies.AgeBudget,),
-    "fairness": (policies.FirstCome, policies.WeightedShares),
-    "order": (policies.FirstOffered, policies.LongestFirst),
-    "over_sampling": (policies.OverSampling,),
-    "patience": (policies.Patience,),
-    "publication": (policies.KeepRunning, policies.AbortRunning, policies.FinishRunning),
-    "quarantine": (policies.NoQuarantine, policies.Quarantine),
-    "refill": (policies.AskMissing, policies.AskByKeepRate),
-    "repack": (policies.NoRepack, policies.RepackTail),
-    "routing": (policies.PromptAffinity, policies.LeastLoaded),
-    "retries": (policies.Retries,),
-    "stragglers": (policies.WaitForStragglers, policies.DropStragglers),
+    "admission": (prompts.AgeBudget,),
+    "fairness": (prompts.FirstCome, prompts.WeightedShares),
+    "order": (engines.FirstOffered, engines.LongestFirst),
+    "over_sampling": (prompts.OverSampling,),
+    "patience": (limits.Patience,),
+    "publication": (engines.KeepRunning, engines.AbortRunning, engines.FinishRunning),
+    "quarantine": (engines.NoQuarantine, engines.Quarantine),
+    "refill": (prompts.AskMissing, prompts.AskByKeepRate),
+    "repack": (engines.NoRepack, engines.RepackTail),
+    "routing": (engines.PromptAffinity, engines.LeastLoaded),
+    "retries": (limits.Retries,),
+    "stragglers": (limits.WaitForStragglers, limits.DropStragglers),
 }
 """What `train.policies` may hold: for each rule its kinds, the first one being the default."""
 
@@ -78,11 +76,11 @@ def scheduler_settings(
             policy = _policy(name, value, f"{key}.{name}")
             chosen["refill_by" if name == "refill" else name] = policy
     if num_engines > 1:
-        chosen.setdefault("quarantine", policies.Quarantine())
-    spare = chosen.get("over_sampling", policies.OverSampling()).prompts
+        chosen.setdefault("quarantine", engines.Quarantine())
+    spare = chosen.get("over_sampling", prompts.OverSampling()).prompts
     if max_staleness or spare:
         sizes = {"groups": train.prompts_per_step, **options}
-        chosen["admission"] = _made(policies.AgeBudget, sizes, f"{key}.admission")
+        chosen["admission"] = _made(prompts.AgeBudget, sizes, f"{key}.admission")
     elif options:
         raise ConfigError(
             "a synchronous stage admits all that it is offered",

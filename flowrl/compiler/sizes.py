@@ -28,8 +28,6 @@ from flowrl.specs.filters import SelectSpec, ZeroVariance
 from flowrl.specs.prompts import PromptTemplate
 from flowrl.wording import counted
 
-__all__ = ["check_sizes", "compares_a_group", "generates_before"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Size:

@@ -25,20 +25,10 @@ from flowrl.passes import Context, RoleCost, annotate_cost
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
 from flowrl.plan.host import plan_sizes
 from flowrl.plan.names import device_names
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 
 if TYPE_CHECKING:
     from flowrl.compiler.local_options import LocalOptions
-
-__all__ = [
-    "CompiledStage",
-    "ask_last_stage",
-    "compile_stages",
-    "of_no_stage",
-    "pool_of",
-    "require_here",
-    "trace_stages",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

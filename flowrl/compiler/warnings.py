@@ -25,8 +25,6 @@ from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 from flowrl.specs.maps import SoftOverlong
 from flowrl.wording import counted, listing
 
-__all__ = ["warn"]
-
 _log = logging.getLogger(__name__)
 
 _Stages: TypeAlias = Sequence[LoweredStage]

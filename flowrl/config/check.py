@@ -20,8 +20,6 @@ from flowrl.config.schema import PAIR_ACCURACY, REWARD_MARGIN, EvalConfig, Sampl
 from flowrl.errors import ConfigError, combine
 from flowrl.wording import listing, one_of_them, suggestion
 
-__all__ = ["check_config", "least_prompt_tokens"]
-
 
 def check_config(loaded: LoadedConfig, *, other_machines: bool = False) -> None:
     """Checks a validated configuration as a whole.

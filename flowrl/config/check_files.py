@@ -14,18 +14,6 @@ from flowrl.config.user_functions import environment_problems, reward_problems
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, nearest, nearest_file
 
-__all__ = [
-    "SHAPES",
-    "cluster_file_exists",
-    "data_files_exist",
-    "environment_files_exist",
-    "model_folders_exist",
-    "names_ray",
-    "reward_files_exist",
-    "shape_of",
-    "workflow_files_exist",
-]
-
 SHAPES = Path("configs/models")
 """The folder of a clone with the sizes of published models."""
 

@@ -11,23 +11,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from flowrl.config.section import Args, Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
 
-__all__ = [
-    "PRESETS",
-    "ArithmeticData",
-    "CurriculumConfig",
-    "DataConfig",
-    "DataSource",
-    "DifficultyConfig",
-    "FileData",
-    "Format",
-    "HubData",
-    "MixtureData",
-    "OneSource",
-    "RowFields",
-    "ShotConfig",
-    "single_sources",
-]
-
 
 class ArithmeticData(Section):
     """Sums of two numbers of `digits` digits (`23+45=` -> `068`), with a fixed split.

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-__all__ = ["EXECUTORS", "ExecutorKind", "ExecutorName"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorKind:

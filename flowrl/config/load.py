@@ -30,8 +30,6 @@ from flowrl.config.yaml_tree import YAML_SUFFIXES, read_yaml_file, read_yaml_val
 from flowrl.errors import ConfigError, FlowError
 from flowrl.wording import listing
 
-__all__ = ["LoadedConfig", "load_config", "locating"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:

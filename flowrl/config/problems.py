@@ -27,8 +27,6 @@ from flowrl.errors import ConfigError, combine
 from flowrl.synonyms import meanings
 from flowrl.wording import listing, one_of_them, suggestion
 
-__all__ = ["Problems", "homes_of", "validated", "wrong_type"]
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 Problems: TypeAlias = Iterator[ConfigError]

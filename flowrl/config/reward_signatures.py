@@ -14,15 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "SIGNATURES",
-    "Parameters",
-    "Signature",
-    "missing_parameter",
-    "shown_signatures",
-    "signature_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:

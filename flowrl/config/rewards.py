@@ -27,23 +27,6 @@ from flowrl.config.section import Float, Int, Refusal, Section
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, suggestion
 
-__all__ = [
-    "CosineLengthTerm",
-    "ExactMatch",
-    "FormatMatch",
-    "Gsm8kMatch",
-    "NumericMatch",
-    "OverlongTerm",
-    "PythonReward",
-    "RepetitionTerm",
-    "RewardTerm",
-    "RewardsConfig",
-    "StopProperlyTerm",
-    "Term",
-    "Terms",
-    "Transformation",
-]
-
 
 class Term(Section):
     """Base of the terms that are added up.

@@ -9,17 +9,6 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from flowrl.config.rewards import Terms
 from flowrl.config.section import Args, Float, Int, Section
 
-__all__ = [
-    "BpeTokenizer",
-    "CharTokenizer",
-    "FreshModel",
-    "OptimizerChanges",
-    "OptimizerConfig",
-    "RoleConfig",
-    "fresh_config_json",
-    "vocabulary_of",
-]
-
 
 class OptimizerConfig(Section):
     """AdamW; see `flowrl.specs.AdamW` for the meaning of each field."""

@@ -32,23 +32,6 @@ from flowrl.errors import ConfigError
 from flowrl.specs.attributes import MIN_TEMPERATURE
 from flowrl.specs.loss import Aggregation
 
-__all__ = [
-    "MOST_ALTERNATIVES",
-    "PAIR_ACCURACY",
-    "REWARD_MARGIN",
-    "AdvantageConfig",
-    "AlgorithmConfig",
-    "EnvironmentTimesConfig",
-    "EvalConfig",
-    "PlanConfig",
-    "RunConfig",
-    "RuntimeConfig",
-    "SamplingConfig",
-    "StageConfig",
-    "StopConfig",
-    "TrainConfig",
-]
-
 
 def _greedy_or_warm(value: float) -> float:
     if 0 < value < MIN_TEMPERATURE:

@@ -14,25 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from flowrl.errors import ConfigError
 
-__all__ = [
-    "ABSENT",
-    "Args",
-    "Bind",
-    "Float",
-    "Int",
-    "Refusal",
-    "Section",
-    "child_of",
-    "declared_at",
-    "declared_child",
-    "fitting_model",
-    "kind_of",
-    "kinds_of",
-    "members_of",
-    "models_in",
-    "takes_value",
-]
-
 
 def _no_truth_value(value: object) -> object:
     # bool is an int to Python, so that `seed: true` would silently mean 1.

@@ -38,8 +38,6 @@ from flowrl.config.section import (
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, suggestion
 
-__all__ = ["Node", "Origin", "Places", "Scalar", "Value", "merged", "quoted", "remove_nulls"]
-
 Scalar: TypeAlias = str | int | float | bool | None
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
 

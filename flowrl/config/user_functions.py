@@ -23,16 +23,6 @@ from flowrl.config.reward_signatures import (
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, suggestion
 
-__all__ = [
-    "ENVIRONMENT_OFFERS",
-    "environment_parameters",
-    "environment_problems",
-    "reward_problems",
-    "reward_reads_answer",
-    "reward_reference",
-    "with_reward_references",
-]
-
 ENVIRONMENT_OFFERS = {
     "reset": ("row", "seed", "prompt", "answer", "sample"),
     "step": ("text", "turn", "finish", "tokens"),

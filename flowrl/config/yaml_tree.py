@@ -24,15 +24,6 @@ from flowrl.config.tree import Node, Origin, Scalar
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, nearest_file
 
-__all__ = [
-    "CONFIG",
-    "YAML_SUFFIXES",
-    "FileKind",
-    "read_text",
-    "read_yaml_file",
-    "read_yaml_value",
-]
-
 YAML_SUFFIXES = (".yaml", ".yml")
 
 

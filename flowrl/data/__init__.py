@@ -18,15 +18,12 @@ from flowrl.data.cursor import (
     fingerprint,
 )
 from flowrl.data.mixture import PromptMixture, source_field
-from flowrl.data.model_folder import EOS, build_tokenizer, check_model_folder, prepare_model_folder
+from flowrl.data.model_folder import check_model_folder, prepare_model_folder
 from flowrl.data.row_reader import load_rows
-from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split
-from flowrl.data.tokenizer import ChatMode, Tokenizer
+from flowrl.data.rows import Row, RowNeeds, Rows, Split
+from flowrl.data.tokenizer import Tokenizer
 
 __all__ = [
-    "EOS",
-    "BadRows",
-    "ChatMode",
     "Prompt",
     "PromptCursor",
     "PromptItem",
@@ -34,11 +31,9 @@ __all__ = [
     "PromptSet",
     "Row",
     "RowNeeds",
-    "RowProblem",
     "Rows",
     "Split",
     "Tokenizer",
-    "build_tokenizer",
     "check_model_folder",
     "encode_prompts",
     "encoded_rows",

@@ -10,8 +10,6 @@ from flowrl.data.row_order import permutation
 from flowrl.data.rows import Row, RowNeeds, Rows, RowSequence, Split
 from flowrl.errors import DataError
 
-__all__ = ["arithmetic_rows"]
-
 _TIMES = 4
 """Wrong answers to each sum: a reward model would memorise a single one."""
 

@@ -27,8 +27,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from flowrl.data.conversations import Message, message_text
 from flowrl.errors import DataError
 
-__all__ = ["ChatTemplate"]
-
 _DAY = datetime(2024, 7, 26)
 """The date that Llama 3.1's own template prints where none is given."""
 

@@ -20,8 +20,6 @@ from flowrl.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArrowFile", "ParquetFile"]
-
 _BATCH = 1024
 
 

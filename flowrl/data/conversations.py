@@ -16,8 +16,6 @@ from typing import TypeAlias
 from flowrl.data.row_file import excerpt
 from flowrl.errors import DataError
 
-__all__ = ["Message", "answer_of", "before_answer", "conversation_of", "message_text", "tools_of"]
-
 Message: TypeAlias = Mapping[str, object]
 
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")

@@ -21,16 +21,6 @@ from flowrl.data.tokenizer import Tokenizer
 from flowrl.errors import CheckpointError, DataError
 from flowrl.ids import GroupId, group_id
 
-__all__ = [
-    "Prompt",
-    "PromptCursor",
-    "PromptItem",
-    "PromptSet",
-    "encode_prompts",
-    "encoded_rows",
-    "fingerprint",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:

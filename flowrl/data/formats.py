@@ -15,8 +15,6 @@ from flowrl.data.row_file import DataFile
 from flowrl.data.text_files import CsvFile, JsonArrayFile, JsonLinesFile, delimiter_of
 from flowrl.errors import DataError
 
-__all__ = ["format_of", "open_data_file"]
-
 _HEAD = 1 << 16
 """Bytes from which the format of a file is recognised."""
 

@@ -19,8 +19,6 @@ from flowrl.data.templates import field_value
 from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.wording import suggestion
 
-__all__ = ["PromptMixture", "source_field"]
-
 
 def source_field(name: str) -> Callable[[Row], str]:
     """Returns a function that reads a row's source from one of its fields.

@@ -31,13 +31,6 @@ from flowrl.data.rows import Row
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import folder_atomically
 
-__all__ = [
-    "EOS",
-    "build_tokenizer",
-    "check_model_folder",
-    "prepare_model_folder",
-]
-
 
 def prepare_model_folder(
     role: RoleConfig, folder: Path, rows: Iterable[Row], *, name: str = "actor"

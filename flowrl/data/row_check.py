@@ -16,8 +16,6 @@ from flowrl.data.cursor import encoded_rows
 from flowrl.data.rows import BadRows, RowNeeds, RowProblem, Rows
 from flowrl.data.tokenizer import Tokenizer
 
-__all__ = ["RowFinding", "RowReport", "check_rows", "every_bad_row"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFinding:

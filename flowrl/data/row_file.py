@@ -16,8 +16,6 @@ from typing import TypeAlias
 
 from flowrl.errors import DataError
 
-__all__ = ["DataFile", "Fields", "Record", "excerpt"]
-
 Fields: TypeAlias = dict[str, object]
 
 

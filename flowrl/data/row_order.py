@@ -43,12 +43,6 @@ from flowrl.backend.batch import Ints
 from flowrl.config.data import CurriculumConfig
 from flowrl.errors import CheckpointError
 
-__all__ = [
-    "Curriculum",
-    "permutation",
-    "raw_stream",
-]
-
 
 def raw_stream(*key: int | str) -> np.random.Philox:
     """Returns the random stream that `key` names; only its `random_raw` never changes."""

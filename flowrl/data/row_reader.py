@@ -38,8 +38,6 @@ from flowrl.data.sources import files_of_path, files_of_source
 from flowrl.data.templates import Template, field_number, field_text, field_value
 from flowrl.errors import DataError
 
-__all__ = ["load_rows"]
-
 
 def load_rows(
     source: DataSource,

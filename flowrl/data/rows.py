@@ -17,8 +17,6 @@ from typing import Literal, TypeAlias, overload
 from flowrl.data.conversations import Message, message_text
 from flowrl.errors import DataError
 
-__all__ = ["BadRows", "MixedRows", "Row", "RowNeeds", "RowProblem", "RowSequence", "Rows", "Split"]
-
 Split: TypeAlias = Literal["train", "eval"]
 
 _MAX_SHOWN_PROBLEMS = 3

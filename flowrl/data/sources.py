@@ -16,8 +16,6 @@ from flowrl.config.data import FileData, HubData
 from flowrl.errors import DataError
 from flowrl.wording import listing
 
-__all__ = ["files_of_path", "files_of_source"]
-
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 
 _SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?$")

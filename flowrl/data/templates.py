@@ -23,8 +23,6 @@ from flowrl.data.row_file import excerpt
 from flowrl.errors import ConfigError, DataError
 from flowrl.wording import listing, suggestion
 
-__all__ = ["Template", "field_number", "field_text", "field_value"]
-
 _JINJA = re.compile(r"\{\{-? +([^\W\d]\w*)(?: *\|[^{}]*)? +-?\}\}")
 _OTHER_FORMS = (
     re.compile(r"\{\{-?\s*([^\W\d]\w*)[^{}]*\}\}"),

@@ -16,8 +16,6 @@ from typing import BinaryIO, NoReturn
 from flowrl.data.row_file import DataFile, Fields, Record, excerpt
 from flowrl.errors import DataError
 
-__all__ = ["CsvFile", "JsonArrayFile", "JsonLinesFile", "delimiter_of", "parse_object"]
-
 _CHUNK = 1 << 20
 
 _MAX_CELL = 1 << 24

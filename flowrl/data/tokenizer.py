@@ -43,8 +43,6 @@ from flowrl.errors import DataError
 if TYPE_CHECKING:
     from flowrl.data.chat import ChatTemplate
 
-__all__ = ["ChatMode", "Tokenizer"]
-
 ChatMode: TypeAlias = Literal["auto", "never", "always"]
 """When a prompt is wrapped as a user's turn; `auto`: where the folder has a chat template."""
 

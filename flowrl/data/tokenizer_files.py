@@ -21,20 +21,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.errors import DataError
 
-__all__ = [
-    "add_missing_tokens",
-    "check_config_ids",
-    "check_tokenizer_ids",
-    "end_tokens",
-    "missing_tokenizer",
-    "model_vocabulary",
-    "read_object",
-    "special_tokens",
-    "token_ids_of",
-    "tokenizer_of_pieces",
-]
-
-
 _SUFFIXES = ("_token_id", "_token_ids")
 
 

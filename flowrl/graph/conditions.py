@@ -28,8 +28,6 @@ from flowrl.specs import AdvantageSpec, MapSpec
 from flowrl.specs.filters import Parsed, Turns
 from flowrl.specs.maps import Parse, split_key
 
-__all__ = ["conditions"]
-
 
 def conditions(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Yields the errors between the arguments of a node, each of which is right by itself."""

@@ -27,27 +27,6 @@ from flowrl.specs.base import format_scalar
 from flowrl.specs.maps import HELD_TEXTS, ROW_PREFIX
 from flowrl.user_lines import SourceRef
 
-__all__ = [
-    "Attr",
-    "DType",
-    "Edge",
-    "Field",
-    "Graph",
-    "Level",
-    "Node",
-    "Op",
-    "SourceRef",
-    "Unit",
-    "called",
-    "format_attr",
-    "format_graph",
-    "held_field",
-    "names_of",
-    "node_error",
-    "per",
-    "sums_of",
-]
-
 if TYPE_CHECKING:
     import networkx
 

@@ -17,8 +17,6 @@ from flowrl.graph.signatures import (
     TURN,
 )
 
-__all__ = ["ADVANTAGE_NEEDS", "LOSS_NEEDS", "Need", "check_needs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Need:

@@ -17,21 +17,6 @@ from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.ids import NodeId
 from flowrl.specs.filters import Threshold, Turns
 
-__all__ = [
-    "JOINS",
-    "SUBSETS",
-    "answered_prompts",
-    "check_sample_sets",
-    "origin_of",
-    "parents_of",
-    "replay_before",
-    "results",
-    "sample_edges",
-    "sample_sets",
-    "sampling_node",
-    "sampling_nodes",
-]
-
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 SUBSETS = (Op.FILTER, Op.SELECT, Op.WHERE)
 """Operations that make a smaller set of another one; `where` of prompts makes a set of prompts."""

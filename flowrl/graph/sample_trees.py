@@ -27,8 +27,6 @@ from flowrl.graph.streaming import streaming_nodes
 from flowrl.ids import RoleName
 from flowrl.specs import LossSpec, PromptsSpec
 
-__all__ = ["check_sample_trees", "data_prompts", "evaluated_role"]
-
 
 def data_prompts(graph: Graph, maker: Node) -> Node | None:
     """Returns the data whose prompts a set, its parents or theirs answer; None of other data."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from flowrl.graph.ir import Graph, Node, Op
 
-__all__ = ["score_source", "scoring_nodes"]
-
 _PASSES_ON = (Op.FILTER, Op.SELECT, Op.WHERE, Op.REPLAY)
 _COMPUTE = (Op.MAP, Op.ADVANTAGE, Op.PARENT, Op.MEAN_OF_CHILDREN, Op.CONCAT)
 _SCORE = "score"

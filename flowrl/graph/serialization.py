@@ -15,16 +15,6 @@ from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec, spec_from_json
 from flowrl.user_lines import SourceRef
 
-__all__ = [
-    "GRAPH_VERSION",
-    "Json",
-    "graph_from_json",
-    "graph_to_json",
-    "parse",
-    "parse_attr",
-]
-
-
 _E = TypeVar("_E", Op, Unit, DType, Level)
 
 _HEAD = re.compile(r"graph (?P<name>.+) (?P<level>\w+)")

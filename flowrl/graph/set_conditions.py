@@ -10,8 +10,6 @@ from flowrl.graph.sample_sets import parents_of, replay_before, sample_edges, sa
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS
 from flowrl.specs import RowCondition, Sampling
 
-__all__ = ["check_concat", "check_join", "check_replay", "check_where"]
-
 
 def check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that logprobs of all samples of a set are computed in one way."""

@@ -29,39 +29,6 @@ from flowrl.specs import (
 from flowrl.specs.attributes import NodeCost
 from flowrl.specs.cut import CutLeastLikely
 
-__all__ = [
-    "ADVANTAGE",
-    "CARRIED",
-    "COMMON_ATTRS",
-    "FORWARD_PASSES",
-    "LOGPROBS",
-    "OBSERVATION",
-    "PART",
-    "PREFERRED",
-    "PROMPT",
-    "RESPONSE_MASK",
-    "RETURNS",
-    "ROLE_ATTRS",
-    "ROLLOUT_LOGPROBS",
-    "SAMPLING_OPTIONS",
-    "SCORE",
-    "SIGNATURES",
-    "STATE",
-    "TOKENS",
-    "TOKEN_ADVANTAGE",
-    "TOKEN_REWARD",
-    "TURN",
-    "VALUES",
-    "WEIGHTS",
-    "Argument",
-    "AttrRule",
-    "Signature",
-    "advantage_outputs",
-    "map_outputs",
-    "prompt_fields",
-    "score_outputs",
-]
-
 
 def _field(name: str, dtype: DType, unit: Unit) -> Field:
     return Field(name=name, dtype=dtype, unit=unit)

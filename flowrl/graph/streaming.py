@@ -7,8 +7,6 @@ from flowrl.graph.sample_sets import origin_of, sample_sets
 from flowrl.ids import NodeId
 from flowrl.specs import MapSpec
 
-__all__ = ["is_rule_score", "scores_at_once", "streaming_nodes"]
-
 
 def streaming_nodes(graph: Graph) -> set[NodeId]:
     """Returns the nodes whose result for a group follows from the group alone, once it is scored.

@@ -26,8 +26,6 @@ from flowrl.graph.signatures import (
 )
 from flowrl.specs import KL, LossSpec
 
-__all__ = ["check_update"]
-
 
 def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Yields the errors between the arguments of an update."""

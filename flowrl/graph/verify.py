@@ -44,12 +44,6 @@ from flowrl.ids import NodeId
 from flowrl.specs import AdvantageSpec, LossSpec, MapSpec, Spec
 from flowrl.specs.base import wrong_fields
 
-__all__ = [
-    "problems",
-    "verify",
-]
-
-
 _ORDER = {level: i for i, level in enumerate(Level)}
 _SOURCES = {
     "prompts": (PROMPT,),

@@ -18,8 +18,6 @@ from flowrl.program.handles import Rollout, Scores
 from flowrl.specs.names import operation
 from flowrl.specs.replay import Replay
 
-__all__ = ["replay"]
-
 
 @operation
 def replay(

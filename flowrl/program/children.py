@@ -35,8 +35,6 @@ from flowrl.specs.names import operation
 from flowrl.specs.prompts import PromptsSpec, PromptTemplate
 from flowrl.user_lines import trace_error
 
-__all__ = ["mean_of_children", "parent", "prompts_of"]
-
 _Values = TypeVar("_Values", Scores, Advantages, Mapped)
 
 

@@ -59,21 +59,6 @@ from flowrl.specs.maps import UserMap, WeightedSum, split_key
 from flowrl.specs.names import operation
 from flowrl.user_lines import trace_error
 
-__all__ = [
-    "OwnAdvantage",
-    "OwnMap",
-    "add_advantage",
-    "add_map",
-    "add_subset",
-    "log",
-    "map_of",
-    "own_advantage",
-    "returns_of",
-    "weighted_scores",
-    "weighted_sum",
-]
-
-
 # Advantages.
 
 

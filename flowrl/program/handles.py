@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from flowrl.data import PromptItem
     from flowrl.program.values import Array, SamplesValue
 
-__all__ = [
-    "Advantages",
-    "Handle",
-    "Logprobs",
-    "Mapped",
-    "Numbers",
-    "Prompts",
-    "Returns",
-    "Rollout",
-    "Samples",
-    "Scores",
-    "TokenRewards",
-    "Values",
-]
-
 _ON_DATA = (
     "decide on data with an operation, such as fl.filter.zero_variance(rollout, scores) or fl.map; "
     "`if` and `for` work on the workflow's configuration arguments"

@@ -22,8 +22,6 @@ from flowrl.specs.names import operation
 from flowrl.specs.prompts import PromptTemplate
 from flowrl.user_lines import trace_error
 
-__all__ = ["add_parse", "parse", "win_rate"]
-
 
 @operation
 def parse(rollout: Rollout, *, regex: str, otherwise: float) -> Scores:

@@ -27,15 +27,6 @@ from flowrl.specs.base import refusal, with_floats, wrong_fields
 from flowrl.user_lines import trace_error
 from flowrl.wording import suggestion
 
-__all__ = [
-    "check_handle",
-    "check_spec",
-    "check_value",
-    "current_tracer",
-    "reads_of",
-    "refuse_argument",
-]
-
 _H = TypeVar("_H", bound=Handle)
 _S = TypeVar("_S", bound=Spec)
 

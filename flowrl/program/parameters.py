@@ -18,17 +18,6 @@ from flowrl.specs import Scalar
 from flowrl.user_lines import SourceRef
 from flowrl.wording import listing, one_of_them, suggestion
 
-__all__ = [
-    "ROLE_KINDS",
-    "Argument",
-    "DataParameter",
-    "Parameters",
-    "RoleParameter",
-    "bind_arguments",
-    "bind_roles",
-    "read_parameters",
-]
-
 _SCALARS = (int, float, str, bool, type(None))
 
 RoleKind: TypeAlias = (

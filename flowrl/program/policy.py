@@ -53,8 +53,6 @@ from flowrl.specs.filters import Turns
 from flowrl.specs.names import operation
 from flowrl.user_lines import trace_error
 
-__all__ = ["MAX_OBSERVATION_TOKENS", "Policy", "interact"]
-
 _Decay: TypeAlias = Annotated[float, Range(low=0.0, high=1.0, below=True)]
 _SAMPLES = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
 

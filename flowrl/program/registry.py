@@ -9,8 +9,6 @@ from flowrl.program.workflow import Workflow
 from flowrl.specs.user_functions import import_file
 from flowrl.wording import listing, suggestion
 
-__all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
-
 GROUP = "flowrl.graphs"
 """The entry point group under which distributions register workflows."""
 

@@ -33,8 +33,6 @@ from flowrl.specs.loss import BradleyTerry, Outcome, Prediction, ValueClip
 from flowrl.specs.names import operation
 from flowrl.user_lines import SourceRef, trace_error
 
-__all__ = ["Critic", "Environment", "Reward", "RewardModel", "Role"]
-
 _H = TypeVar("_H", bound=Handle)
 
 

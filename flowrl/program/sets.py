@@ -41,9 +41,6 @@ from flowrl.specs import RowCondition, Scalar
 from flowrl.specs.names import operation
 from flowrl.user_lines import trace_error
 
-__all__ = ["Examples", "Pairs", "concat", "pair", "where"]
-
-
 _Part = TypeVar(
     "_Part",
     bound=Prompts | Samples | tuple[Samples, *tuple[Scores | Logprobs | Advantages, ...]],

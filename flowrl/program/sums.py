@@ -28,8 +28,6 @@ from flowrl.specs import KL, LossSpec
 from flowrl.specs.names import operation
 from flowrl.user_lines import SourceRef, trace_error, user_line
 
-__all__ = ["Sum", "Term", "sum_of", "term"]
-
 _WRITTEN = "fl.sum(fl.term(rollout, advantages=..., loss=...), 0.1 * fl.term(examples))"
 
 

@@ -20,8 +20,6 @@ from flowrl.ids import NodeId, RoleName
 from flowrl.specs.filters import Turns
 from flowrl.user_lines import SourceRef, trace_error, user_line
 
-__all__ = ["Call", "Read", "Tracer", "active_tracer", "is_eager", "tracing"]
-
 _ACTIVE: ContextVar[Tracer | None] = ContextVar("flowrl_tracer", default=None)
 
 _SINKS = (Op.UPDATE, Op.SYNC, Op.LOG)

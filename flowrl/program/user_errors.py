@@ -12,8 +12,6 @@ from flowrl.synonyms import meanings
 from flowrl.user_lines import explained
 from flowrl.wording import listing, suggestion
 
-__all__ = ["program_error"]
-
 
 def program_error(subject: str, error: BaseException, *, otherwise: str) -> TraceError:
     """Returns the message for an error of the user's own lines.

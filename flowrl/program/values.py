@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Array", "SampleValue", "SamplesValue", "samples_summary", "shortened"]
-
 Array: TypeAlias = "npt.NDArray[Any]"
 
 _WIDTH = 40

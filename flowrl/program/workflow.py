@@ -35,8 +35,6 @@ from flowrl.specs import Scalar
 from flowrl.specs.base import CountFromZero, refusal
 from flowrl.user_lines import definition_of, trace_error
 
-__all__ = ["Workflow", "workflow"]
-
 
 class Workflow:
     """A workflow function, with what its signature says.

@@ -11,24 +11,6 @@ from typing import TypeAlias
 
 from flowrl.ids import EngineId, GroupId, SampleId
 
-__all__ = [
-    "Abort",
-    "Action",
-    "ContinueEngine",
-    "Deliver",
-    "DeliveredGroup",
-    "Dispatch",
-    "Drop",
-    "Judge",
-    "NeedPrompts",
-    "PauseEngine",
-    "ReleaseEngine",
-    "Score",
-    "Submit",
-    "UpdateEngine",
-    "Wake",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:

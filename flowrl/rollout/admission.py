@@ -12,15 +12,10 @@ from typing import Any
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId
-from flowrl.rollout.policies import WeightedShares
+from flowrl.rollout.policies.prompts import WeightedShares
 from flowrl.rollout.queues import Shares
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import Group
-
-__all__ = [
-    "AdmissionQueue",
-    "OfferedGroups",
-]
 
 
 class AdmissionQueue:

@@ -34,11 +34,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from flowrl.ids import GroupId
-from flowrl.rollout.policies import DropStragglers
+from flowrl.rollout.policies.limits import DropStragglers
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import BatchRequest, Group, GroupPhase
-
-__all__ = ["ByDeadline", "ByName", "OfferOrder", "Pool", "open_pool"]
 
 
 class Pool(Protocol):

@@ -31,12 +31,6 @@ from flowrl.rollout.machine import Transition
 from flowrl.rollout.states import TERMINAL, Spans, State, joined
 from flowrl.wording import counted
 
-__all__ = [
-    "Moment",
-    "SampleHistory",
-    "sample_history",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:

@@ -18,35 +18,6 @@ from typing import Literal, TypeAlias
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "AbortAsked",
-    "BatchAsked",
-    "DeadlineReached",
-    "EngineCapacityChanged",
-    "EngineContinueAsked",
-    "EngineJoined",
-    "EngineLeaving",
-    "EngineLost",
-    "EnginePauseAsked",
-    "EngineUpdated",
-    "Event",
-    "EventBase",
-    "GroupsJudged",
-    "HeartbeatLost",
-    "HeartbeatSeen",
-    "ParentsDropped",
-    "Progressed",
-    "PromptsOffered",
-    "Resumed",
-    "RewardFailed",
-    "SampleEnd",
-    "SampleFailed",
-    "SamplesFinished",
-    "SamplesScored",
-    "StopAsked",
-    "WeightsPublished",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventBase:

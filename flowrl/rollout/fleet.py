@@ -29,11 +29,9 @@ from flowrl.rollout.actions import (
 )
 from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.placement import in_order
-from flowrl.rollout.policies import Quarantine, RepackTail
+from flowrl.rollout.policies.engines import Quarantine, RepackTail
 from flowrl.rollout.state import SchedulerState, Timer, TimerKind
 from flowrl.rollout.states import ClosedReason, Engine, Health, Sample, State
-
-__all__ = ["Fleet"]
 
 _PAUSING = frozenset({ClosedReason.QUARANTINED, ClosedReason.ASKED, ClosedReason.REPACKED})
 """Reasons for which an engine makes no tokens."""

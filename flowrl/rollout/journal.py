@@ -29,17 +29,6 @@ from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "JOURNAL",
-    "Journal",
-    "JournalWriter",
-    "event_from_json",
-    "event_to_json",
-    "read_journal",
-    "replay",
-]
-
-
 JOURNAL = 1
 """Version of the format; another one is refused."""
 

@@ -25,10 +25,6 @@ from flowrl.rollout.states import (
 )
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "Lifecycle",
-]
-
 
 class Lifecycle:
     """Moves samples and groups of a state, and collects the resulting actions."""

@@ -25,8 +25,6 @@ from flowrl.rollout.states import (
     read_trail,
 )
 
-__all__ = ["TRANSITIONS", "Effect", "Machine", "Observer", "Transition"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:

@@ -12,12 +12,11 @@ from collections.abc import Callable
 
 from flowrl.ids import EngineId
 from flowrl.rollout.actions import Dispatch, Submit
-from flowrl.rollout.policies import LongestFirst, PromptAffinity, WeightedShares
+from flowrl.rollout.policies.engines import LongestFirst, PromptAffinity
+from flowrl.rollout.policies.prompts import WeightedShares
 from flowrl.rollout.queues import LengthPredictor, SampleQueues, Shares
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import Engine, Sample
-
-__all__ = ["Placement", "in_order"]
 
 
 class Placement:

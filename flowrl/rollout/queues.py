@@ -14,14 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from flowrl.rollout.policies import LongestFirst, WeightedShares
+from flowrl.rollout.policies.engines import LongestFirst
+from flowrl.rollout.policies.prompts import WeightedShares
 from flowrl.rollout.states import Group, Sample, State
-
-__all__ = [
-    "LengthPredictor",
-    "SampleQueues",
-    "Shares",
-]
 
 
 class FifoQueue:

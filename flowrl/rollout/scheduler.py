@@ -59,8 +59,6 @@ from flowrl.rollout.states import (
 )
 from flowrl.rollout.validation import check_state
 
-__all__ = ["RolloutScheduler"]
-
 
 class RolloutScheduler:
     """`step(event) -> actions`; see the module.

@@ -11,35 +11,37 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout.policies import (
-    AdmissionPolicy,
-    AdmitAll,
-    AgeBudget,
-    AskByKeepRate,
-    AskMissing,
-    DropStragglers,
-    FairnessPolicy,
-    FirstCome,
+from flowrl.rollout.policies.engines import (
     FirstOffered,
     KeepRunning,
     NoQuarantine,
     NoRepack,
     OrderPolicy,
-    OverSampling,
-    Patience,
     PromptAffinity,
     PublicationPolicy,
     QuarantinePolicy,
-    RefillPolicy,
     RepackPolicy,
-    Retries,
     RoutingPolicy,
+)
+from flowrl.rollout.policies.limits import (
+    DropStragglers,
+    Patience,
+    Retries,
     StragglerPolicy,
     WaitForStragglers,
 )
+from flowrl.rollout.policies.prompts import (
+    AdmissionPolicy,
+    AdmitAll,
+    AgeBudget,
+    AskByKeepRate,
+    AskMissing,
+    FairnessPolicy,
+    FirstCome,
+    OverSampling,
+    RefillPolicy,
+)
 from flowrl.specs.base import Spec, spec_from_json
-
-__all__ = ["SchedulerSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

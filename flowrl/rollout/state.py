@@ -32,17 +32,6 @@ from flowrl.rollout.states import (
 )
 from flowrl.wording import counted
 
-__all__ = [
-    "FORMAT",
-    "SchedulerState",
-    "Timer",
-    "TimerKind",
-    "Timers",
-    "describe_waits",
-    "read_state",
-    "write_state",
-]
-
 
 class TimerKind(StrEnum):
     """The purpose of a deadline."""

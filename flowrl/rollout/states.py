@@ -20,27 +20,6 @@ from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.rollout.events import SampleEnd
 
-__all__ = [
-    "LIVE",
-    "TERMINAL",
-    "TRAIL_CODES",
-    "TRAIL_MASK",
-    "BatchRequest",
-    "ClosedReason",
-    "Counts",
-    "DropReason",
-    "Engine",
-    "Group",
-    "GroupPhase",
-    "Health",
-    "Sample",
-    "Spans",
-    "State",
-    "attempt_spans",
-    "joined",
-    "read_trail",
-]
-
 
 class State(StrEnum):
     """The state of a sample; it has exactly one at any time."""

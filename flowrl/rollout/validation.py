@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 from flowrl.errors import SchedulerError
 from flowrl.rollout.batches import ByDeadline
-from flowrl.rollout.policies import AbortRunning
+from flowrl.rollout.policies.engines import AbortRunning
 from flowrl.rollout.state import SchedulerState, TimerKind
 from flowrl.rollout.states import LIVE, ClosedReason, Engine, Group, GroupPhase, Sample, State
-
-__all__ = ["check_state"]
 
 
 def check_state(state: SchedulerState) -> None:

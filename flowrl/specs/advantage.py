@@ -30,36 +30,6 @@ from flowrl.specs.base import (
 from flowrl.specs.kl import Estimator
 from flowrl.specs.user_functions import MarkedFunction, Options, names_among
 
-__all__ = [
-    "FIELDS",
-    "GAE",
-    "GPG",
-    "AdvantageSpec",
-    "Centre",
-    "Distill",
-    "EpsPlace",
-    "GroupInGroup",
-    "GroupRelative",
-    "KLCredit",
-    "LeaveOneOut",
-    "LengthWeighted",
-    "Masking",
-    "MaxRL",
-    "NormaliseThenSum",
-    "OptimalTokenBaseline",
-    "OwnAdvantage",
-    "PassAtK",
-    "Per",
-    "ReMax",
-    "ReinforcePP",
-    "Scale",
-    "Singleton",
-    "StdAbout",
-    "UserAdvantage",
-    "ZeroStd",
-]
-
-
 Scale: TypeAlias = Literal["group", "batch", "none", "group_others"]
 """The divisor of centred scores: the standard deviation of their group, of the batch, none, or that
 of the *other* members of the group."""

@@ -18,16 +18,6 @@ from flowrl.specs.base import (
     option,
 )
 
-__all__ = [
-    "MIN_TEMPERATURE",
-    "AdamW",
-    "FinishReason",
-    "LogprobsOf",
-    "NodeCost",
-    "Sampling",
-]
-
-
 MIN_TEMPERATURE = 1e-3
 """The lowest temperature above 0 (0 is greedy). Below it, the rounding of logits in float32, about
 1e-5, becomes a considerable difference in logprobs, and logits can overflow."""

@@ -29,30 +29,6 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = [
-    "USER_OPTIONS",
-    "Count",
-    "CountFromZero",
-    "Finite",
-    "FiniteFromZero",
-    "FromZero",
-    "Positive",
-    "Range",
-    "Scalar",
-    "Share",
-    "Spec",
-    "Wrong",
-    "format_list",
-    "format_scalar",
-    "list_of",
-    "option",
-    "refusal",
-    "spec_from_json",
-    "with_floats",
-    "wrong_fields",
-]
-
-
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Spec")
 

@@ -11,19 +11,6 @@ from typing import ClassVar, Literal
 
 from flowrl.specs.base import Count, CountFromZero, Finite, FromZero, Spec, Wrong, option
 
-__all__ = [
-    "BestAndWorst",
-    "Difficulty",
-    "FilterSpec",
-    "Parsed",
-    "RandomK",
-    "SelectSpec",
-    "Threshold",
-    "Top",
-    "Turns",
-    "ZeroVariance",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSpec(Spec):

@@ -36,29 +36,6 @@ from flowrl.specs.user_functions import MarkedFunction, Options
 from flowrl.user_lines import trace_error
 from flowrl.wording import suggestion
 
-__all__ = [
-    "DTYPES",
-    "HELD_TEXTS",
-    "ROW_PREFIX",
-    "UNITS",
-    "CosineLength",
-    "FirstWins",
-    "Gives",
-    "ImplicitReward",
-    "MapSpec",
-    "OwnMap",
-    "Parse",
-    "Repetition",
-    "ShapingSpec",
-    "SoftOverlong",
-    "StopProperly",
-    "UserMap",
-    "WeightedSum",
-    "WinRate",
-    "split_key",
-]
-
-
 Gives: TypeAlias = tuple[str, str, str]
 """The name, dtype and unit of a field: `("score", "float32", "samples")`."""
 

@@ -18,15 +18,6 @@ from flowrl.synonyms import meanings
 from flowrl.user_lines import trace_error
 from flowrl.wording import nearest
 
-__all__ = [
-    "MODULES",
-    "Missing",
-    "arguments_of",
-    "missing_name",
-    "operation",
-    "raise_missing",
-]
-
 MODULES: Mapping[str, str] = {
     "flowrl": "fl",
     **{f"flowrl.specs.{name}": f"fl.{name}" for name in ("loss", "kl", "grammar", "cut")},

@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from flowrl.specs.base import Count, Spec, Wrong, option
 
-__all__ = ["PromptTemplate", "PromptsSpec"]
-
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 _OF_SAMPLES = ("prompt", "response", "opponent")

@@ -11,8 +11,6 @@ from typing import ClassVar, Literal
 
 from flowrl.specs.base import Count, Spec, Wrong
 
-__all__ = ["Replay"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay(Spec):

@@ -9,8 +9,6 @@ from typing import ClassVar, Self
 
 from flowrl.specs.base import Scalar, Spec, Wrong, option
 
-__all__ = ["RowCondition"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCondition(Spec):

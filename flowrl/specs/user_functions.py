@@ -35,19 +35,6 @@ from flowrl.specs.base import Scalar, Spec
 from flowrl.user_lines import definition_of, explained, trace_error, user_line
 from flowrl.wording import listing, nearest_file, suggestion
 
-__all__ = [
-    "NO_DEBUGGER",
-    "MarkedFunction",
-    "Options",
-    "callable_in",
-    "change_options",
-    "declared_options",
-    "load_function",
-    "names_among",
-    "reference_of",
-]
-
-
 NO_DEBUGGER = (
     "BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
     "executor=eager stops at breakpoints"

@@ -18,11 +18,12 @@ from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.sizes import check_sizes
 from flowrl.config.load import load_config
 from flowrl.errors import ConfigError
-from flowrl.graph import Graph, Level, Node, Op, SourceRef
+from flowrl.graph import Graph, Level, Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.passes import Context
 from flowrl.specs import Sampling
 from flowrl.specs.loss.base import DPO
+from flowrl.user_lines import SourceRef
 from tests.compiler.programs import grpo
 from tests.runtime.tiny_runs import tiny_config
 

@@ -9,7 +9,7 @@ import pytest
 
 from flowrl.compiler import lower
 from flowrl.graph import Op
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.specs import AdvantageSpec, LossSpec
 from tests.docs.markdown import blocks_of
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from flowrl.cli import main
 from flowrl.compiler import lower
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from tests.docs.markdown import Block, Command, commands_of
 from tests.sim.quick_profiles import quick_profiles
 

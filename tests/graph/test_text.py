@@ -19,7 +19,6 @@ from flowrl.graph import (
     Level,
     Node,
     Op,
-    SourceRef,
     Unit,
     format_graph,
     graph_from_json,
@@ -29,6 +28,7 @@ from flowrl.graph import (
 from flowrl.specs import KL, GroupRelative, OwnLoss, PolicyClip, Sampling
 from flowrl.specs.filters import Difficulty, ZeroVariance
 from flowrl.specs.grammar import Regex
+from flowrl.user_lines import SourceRef
 
 names = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
 floats = st.floats(allow_nan=False)

@@ -7,9 +7,10 @@ from typing import Any
 
 import flowrl as fl
 from flowrl.backend.protocols import Capabilities, Service
-from flowrl.graph import Graph, SourceRef
+from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
 from flowrl.plan import PlanRequest, RoleRequest
+from flowrl.user_lines import SourceRef
 
 __all__ = ["lowered", "request_of", "requested"]
 

@@ -18,7 +18,7 @@ from flowrl.graph import (
     problems,
     verify,
 )
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 
 
 @fl.map(reads=("score", "response_mask"), gives="score", per_sample=True)

@@ -10,7 +10,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import ConfigError, TraceError
-from flowrl.program import load_workflow, registered_workflows
+from flowrl.program.registry import load_workflow, registered_workflows
 
 SOURCE = """
 from __future__ import annotations

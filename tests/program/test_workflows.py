@@ -19,8 +19,9 @@ from flowrl.errors import GraphError
 from flowrl.graph import Op, format_graph
 from flowrl.passes import Context, run_passes
 from flowrl.plan.show.plan import plan_text
-from flowrl.program import import_file, load_workflow
+from flowrl.program.registry import load_workflow
 from flowrl.specs import PolicyClip
+from flowrl.specs.user_functions import import_file
 from flowrl.testing import check_map
 from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo

@@ -14,31 +14,30 @@ from typing import TypeAlias
 
 from flowrl.errors import SchedulerError
 from flowrl.rollout.journal import read_journal, replay
-from flowrl.rollout.policies import (
+from flowrl.rollout.policies.engines import (
     AbortRunning,
-    AdmissionPolicy,
-    AdmitAll,
-    AgeBudget,
-    AskByKeepRate,
-    AskMissing,
-    DropStragglers,
-    FairnessPolicy,
     FinishRunning,
-    FirstCome,
     FirstOffered,
     KeepRunning,
     LeastLoaded,
     LongestFirst,
     NoQuarantine,
     NoRepack,
-    OverSampling,
-    Patience,
     PromptAffinity,
     Quarantine,
-    RefillPolicy,
     RepackTail,
-    Retries,
-    WaitForStragglers,
+)
+from flowrl.rollout.policies.limits import DropStragglers, Patience, Retries, WaitForStragglers
+from flowrl.rollout.policies.prompts import (
+    AdmissionPolicy,
+    AdmitAll,
+    AgeBudget,
+    AskByKeepRate,
+    AskMissing,
+    FairnessPolicy,
+    FirstCome,
+    OverSampling,
+    RefillPolicy,
     WeightedShares,
 )
 from flowrl.rollout.scheduler import RolloutScheduler

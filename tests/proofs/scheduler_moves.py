@@ -15,7 +15,7 @@ from flowrl.rollout.events import (
     EngineLeaving,
     EnginePauseAsked,
 )
-from flowrl.rollout.policies import WeightedShares
+from flowrl.rollout.policies.prompts import WeightedShares
 from tests.proofs.scheduler_world import SOURCES, World
 
 __all__ = ["ORDINARY", "Move", "pick"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowrl.ids import EngineId, GroupId
-from flowrl.rollout.policies import DropStragglers, WeightedShares
+from flowrl.rollout.policies.limits import DropStragglers
+from flowrl.rollout.policies.prompts import WeightedShares
 
 if TYPE_CHECKING:
     from tests.proofs.reference_model import ReferenceModel

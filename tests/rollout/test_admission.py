@@ -7,7 +7,8 @@ import pytest
 from flowrl.errors import SchedulerError
 from flowrl.rollout.actions import Deliver, NeedPrompts
 from flowrl.rollout.events import BatchAsked, GroupsJudged, Resumed, SampleFailed, WeightsPublished
-from flowrl.rollout.policies import AgeBudget, OverSampling, Retries
+from flowrl.rollout.policies.limits import Retries
+from flowrl.rollout.policies.prompts import AgeBudget, OverSampling
 from flowrl.rollout.settings import SchedulerSettings
 
 

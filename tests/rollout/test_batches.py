@@ -26,7 +26,7 @@ from flowrl.rollout.events import (
     StopAsked,
     WeightsPublished,
 )
-from flowrl.rollout.policies import Retries
+from flowrl.rollout.policies.limits import Retries
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import BatchRequest, Group, GroupPhase

@@ -9,7 +9,8 @@ import pytest
 from flowrl.errors import SchedulerError
 from flowrl.rollout.actions import NeedPrompts
 from flowrl.rollout.events import BatchAsked, SamplesFinished, WeightsPublished
-from flowrl.rollout.policies import AgeBudget, LongestFirst, WeightedShares
+from flowrl.rollout.policies.engines import LongestFirst
+from flowrl.rollout.policies.prompts import AgeBudget, WeightedShares
 from flowrl.rollout.queues import Shares
 
 SHARES = WeightedShares(shares=(("math", 3.0), ("code", 1.0)))

@@ -30,7 +30,8 @@ from flowrl.rollout.events import (
     SampleFailed,
     StopAsked,
 )
-from flowrl.rollout.policies import Patience, Quarantine, Retries
+from flowrl.rollout.policies.engines import Quarantine
+from flowrl.rollout.policies.limits import Patience, Retries
 
 
 def fail(p, sample, engine="e0", error="oom"):

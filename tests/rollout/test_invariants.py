@@ -17,25 +17,20 @@ from hypothesis import strategies as st
 
 from flowrl.ids import EngineId
 from flowrl.rollout.events import DeadlineReached
-from flowrl.rollout.policies import (
+from flowrl.rollout.policies.engines import (
     AbortRunning,
-    AdmitAll,
-    AgeBudget,
-    DropStragglers,
     FinishRunning,
-    FirstCome,
     FirstOffered,
     KeepRunning,
     LeastLoaded,
     LongestFirst,
     NoRepack,
-    Patience,
     PromptAffinity,
     Quarantine,
     RepackTail,
-    Retries,
-    WeightedShares,
 )
+from flowrl.rollout.policies.limits import DropStragglers, Patience, Retries
+from flowrl.rollout.policies.prompts import AdmitAll, AgeBudget, FirstCome, WeightedShares
 from flowrl.rollout.settings import SchedulerSettings
 from tests.proofs.scheduler_episodes import CALM, STORMY
 from tests.proofs.scheduler_world import World, WorldRules

@@ -28,7 +28,8 @@ from flowrl.rollout.journal import (
     read_journal,
     replay,
 )
-from flowrl.rollout.policies import AbortRunning, Retries
+from flowrl.rollout.policies.engines import AbortRunning
+from flowrl.rollout.policies.limits import Retries
 from flowrl.rollout.scheduler import RolloutScheduler
 from tests.proofs.scheduler_episodes import STORMY, draw_episode
 from tests.proofs.scheduler_episodes import play as play_episode

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from flowrl.rollout.events import EngineCapacityChanged, WeightsPublished
-from flowrl.rollout.policies import LongestFirst
+from flowrl.rollout.policies.engines import LongestFirst
 from flowrl.rollout.queues import LengthPredictor, RankedQueue
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import Group, Sample, State

@@ -13,7 +13,8 @@ from flowrl.rollout.events import (
     SamplesScored,
     WeightsPublished,
 )
-from flowrl.rollout.policies import OverSampling, Retries
+from flowrl.rollout.policies.limits import Retries
+from flowrl.rollout.policies.prompts import OverSampling
 
 
 def spare(play, members=1, **rules):

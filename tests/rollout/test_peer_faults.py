@@ -16,7 +16,8 @@ from flowrl.rollout.events import (
     SampleFailed,
     WeightsPublished,
 )
-from flowrl.rollout.policies import AgeBudget, OverSampling, Retries
+from flowrl.rollout.policies.limits import Retries
+from flowrl.rollout.policies.prompts import AgeBudget, OverSampling
 
 
 def delivered(actions):

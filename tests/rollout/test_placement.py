@@ -19,7 +19,8 @@ from flowrl.rollout.events import (
     SampleFailed,
 )
 from flowrl.rollout.placement import Placement
-from flowrl.rollout.policies import LeastLoaded, Retries
+from flowrl.rollout.policies.engines import LeastLoaded
+from flowrl.rollout.policies.limits import Retries
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import Engine, Group, Sample

@@ -12,7 +12,7 @@ from flowrl.rollout.events import (
     PromptsOffered,
     WeightsPublished,
 )
-from flowrl.rollout.policies import AbortRunning, FinishRunning, KeepRunning
+from flowrl.rollout.policies.engines import AbortRunning, FinishRunning, KeepRunning
 
 
 def running(play, publication, **rules):

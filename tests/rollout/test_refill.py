@@ -7,7 +7,7 @@ import pytest
 from flowrl.errors import SchedulerError
 from flowrl.rollout.actions import Deliver, NeedPrompts
 from flowrl.rollout.events import BatchAsked, GroupsJudged, Resumed
-from flowrl.rollout.policies import AgeBudget, AskByKeepRate, AskMissing
+from flowrl.rollout.policies.prompts import AgeBudget, AskByKeepRate, AskMissing
 from flowrl.rollout.settings import SchedulerSettings
 
 

@@ -7,7 +7,8 @@ import pytest
 from flowrl.errors import SchedulerError
 from flowrl.rollout.actions import Abort, ContinueEngine, NeedPrompts, PauseEngine
 from flowrl.rollout.events import EngineCapacityChanged, EngineLost
-from flowrl.rollout.policies import AgeBudget, RepackTail
+from flowrl.rollout.policies.engines import RepackTail
+from flowrl.rollout.policies.prompts import AgeBudget
 
 
 def tail(play, engines=4, **rules):

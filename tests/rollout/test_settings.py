@@ -10,17 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import policies
 from flowrl.rollout.actions import Deliver
 from flowrl.rollout.events import BatchAsked, WeightsPublished
-from flowrl.rollout.policies import (
-    AbortRunning,
-    AgeBudget,
-    DropStragglers,
-    LongestFirst,
-    WaitForStragglers,
-    WeightedShares,
-)
+from flowrl.rollout.policies import engines, limits, prompts
+from flowrl.rollout.policies.engines import AbortRunning, LongestFirst
+from flowrl.rollout.policies.limits import DropStragglers, WaitForStragglers
+from flowrl.rollout.policies.prompts import AgeBudget, WeightedShares
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.specs.base import Spec
 from tests.proofs.scheduler_episodes import draw_settings
@@ -28,7 +23,7 @@ from tests.proofs.scheduler_episodes import draw_settings
 KINDS = sorted(
     (
         value
-        for value in vars(policies).values()
+        for value in (vars(engines) | vars(limits) | vars(prompts)).values()
         if isinstance(value, type) and issubclass(value, Spec) and hasattr(value, "kind")
     ),
     key=lambda kind: kind.__name__,
@@ -108,10 +103,10 @@ def test_the_defaults_are_a_synchronous_run_that_waits_for_what_it_began():
         lambda: AgeBudget(groups=1, slack=-1),
         lambda: LongestFirst(shrinkage=0.0),
         lambda: LongestFirst(window=0),
-        lambda: policies.OverSampling(members=-1),
-        lambda: policies.AskByKeepRate(prior=0.0),
-        lambda: policies.AskByKeepRate(prior=1.5),
-        lambda: policies.AskByKeepRate(most=0.5),
+        lambda: prompts.OverSampling(members=-1),
+        lambda: prompts.AskByKeepRate(prior=0.0),
+        lambda: prompts.AskByKeepRate(prior=1.5),
+        lambda: prompts.AskByKeepRate(most=0.5),
     ],
 )
 def test_options_out_of_range_are_refused(make):

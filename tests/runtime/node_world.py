@@ -13,7 +13,7 @@ from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.passes import Context, run_passes
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Payload, SampleSet, StepBatch

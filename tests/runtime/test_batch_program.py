@@ -17,7 +17,7 @@ from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.errors import RewardError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.runtime.driver.batch_nodes import turns_of
 from flowrl.runtime.driver.filters import group_sizes
 from flowrl.runtime.driver.payloads import SampleSet, StepBatch

@@ -10,7 +10,7 @@ import flowrl as fl
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.roles import RoleConfig
 from flowrl.errors import ConfigError
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.step_report import reported_score
 from flowrl.runtime.setup.evaluation import evaluated_rollout, held_out_score

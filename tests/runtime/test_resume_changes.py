@@ -11,7 +11,7 @@ import pytest
 
 from flowrl import api
 from flowrl.errors import CheckpointError
-from flowrl.program import load_workflow
+from flowrl.program.registry import load_workflow
 from tests.runtime.tiny_runs import (
     CtrlC,
     WatchedDisplay,

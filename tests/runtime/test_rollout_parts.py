@@ -6,7 +6,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.graph import score_source
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.runtime.driver.graph_parts import GraphParts
 from tests.runtime.many_programs import greedy_baseline
 from tests.runtime.node_world import lowered

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flowrl as fl
-from flowrl.program import Workflow
+from flowrl.program.workflow import Workflow
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.setup.user_inputs import RunInputs
 from flowrl.sim.rollouts_of_plan import player_of

@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.ids import RoleName
-from flowrl.rollout.policies import Retries
+from flowrl.rollout.policies.limits import Retries
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from tests.runtime.test_rollouts import (
     VERIFIER,

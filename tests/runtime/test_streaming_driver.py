@@ -18,13 +18,9 @@ from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import DataError, SchedulerError
 from flowrl.ids import EngineId, group_id
-from flowrl.rollout.policies import (
-    AbortRunning,
-    AgeBudget,
-    FinishRunning,
-    KeepRunning,
-    Patience,
-)
+from flowrl.rollout.policies.engines import AbortRunning, FinishRunning, KeepRunning
+from flowrl.rollout.policies.limits import Patience
+from flowrl.rollout.policies.prompts import AgeBudget
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused

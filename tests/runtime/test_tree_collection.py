@@ -16,7 +16,8 @@ from flowrl.errors import DataError, WorkerDied
 from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.rollout.admission import OfferedGroups
-from flowrl.rollout.policies import OverSampling, Retries
+from flowrl.rollout.policies.limits import Retries
+from flowrl.rollout.policies.prompts import OverSampling
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt

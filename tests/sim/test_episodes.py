@@ -9,7 +9,8 @@ import pytest
 from flowrl.backend.environment import EpisodeStart
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.rollout.policies import AbortRunning, AgeBudget
+from flowrl.rollout.policies.engines import AbortRunning
+from flowrl.rollout.policies.prompts import AgeBudget
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.sim.costs import HostCost, LinearCost, batch_work
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape

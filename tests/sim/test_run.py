@@ -10,18 +10,16 @@ from itertools import pairwise
 import pytest
 
 from flowrl.errors import ConfigError, SchedulerError
-from flowrl.rollout.policies import (
+from flowrl.rollout.policies.engines import (
     AbortRunning,
-    AgeBudget,
-    AskByKeepRate,
     FinishRunning,
     LeastLoaded,
     LongestFirst,
-    OverSampling,
-    Patience,
     Quarantine,
     RepackTail,
 )
+from flowrl.rollout.policies.limits import Patience
+from flowrl.rollout.policies.prompts import AgeBudget, AskByKeepRate, OverSampling
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
 from flowrl.sim.faults import EngineFaults, Faults, RewardFaults, SampleFaults, ScriptedFault

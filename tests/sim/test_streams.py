@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrl.rollout.policies import AgeBudget
+from flowrl.rollout.policies.prompts import AgeBudget
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Constant, Listed
 from flowrl.sim.model import LaneModel, OpModel, RolloutModel

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 import flowrl as fl
-from flowrl.graph import Graph, SourceRef
+from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
+from flowrl.user_lines import SourceRef
 from flowrl.viz import FORMATS, render
 
 

@@ -9,8 +9,9 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import ConfigError
-from flowrl.graph import Graph, SourceRef, format_graph, graph_from_json
+from flowrl.graph import Graph, format_graph, graph_from_json
 from flowrl.passes import Context, run_passes
+from flowrl.user_lines import SourceRef
 from flowrl.viz import FORMATS, render
 from flowrl.viz.labels import node_notes
 from flowrl_graphs.grpo import grpo

@@ -15,21 +15,6 @@ from flowrl.errors import RewardError
 from flowrl.specs.advantage import EpsPlace, Masking
 from flowrl.specs.kl import Estimator
 
-__all__ = [
-    "AdvantageBatch",
-    "AdvantageResult",
-    "Padding",
-    "Turns",
-    "check_scores",
-    "field_of",
-    "kl_penalty",
-    "last_token",
-    "rewards_to_go",
-    "token_rewards",
-    "whiten",
-]
-
-
 Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]

@@ -26,21 +26,6 @@ from flowrl.specs.advantage import (
     Singleton,
 )
 
-__all__ = [
-    "Partition",
-    "centre_scores",
-    "gpg",
-    "group_relative",
-    "leave_one_out",
-    "length_weighted",
-    "max_rl",
-    "normalise_then_sum",
-    "pass_at_k",
-    "standardise",
-    "weighted_sum",
-]
-
-
 Array = npt.NDArray[np.float64]
 
 

@@ -29,20 +29,6 @@ from flowrl.specs.advantage import (
     ReMax,
 )
 
-__all__ = [
-    "distill",
-    "estimate",
-    "gae",
-    "group_in_group",
-    "length_lambda",
-    "optimal_baseline",
-    "optimal_token_baseline",
-    "reinforce_pp",
-    "remax",
-    "turn_returns",
-]
-
-
 Array = npt.NDArray[np.float64]
 
 

@@ -9,25 +9,6 @@ from flowrl.errors import SchedulerError
 from flowrl.rollout.policies.limits import require_at_least
 from flowrl.specs.base import Spec
 
-__all__ = [
-    "AbortRunning",
-    "FinishRunning",
-    "FirstOffered",
-    "KeepRunning",
-    "LeastLoaded",
-    "LongestFirst",
-    "NoQuarantine",
-    "NoRepack",
-    "OrderPolicy",
-    "PromptAffinity",
-    "PublicationPolicy",
-    "Quarantine",
-    "QuarantinePolicy",
-    "RepackPolicy",
-    "RepackTail",
-    "RoutingPolicy",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderPolicy(Spec):

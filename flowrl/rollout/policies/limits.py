@@ -9,15 +9,6 @@ from typing import ClassVar
 from flowrl.errors import SchedulerError
 from flowrl.specs.base import Spec
 
-__all__ = [
-    "DropStragglers",
-    "Patience",
-    "Retries",
-    "StragglerPolicy",
-    "WaitForStragglers",
-    "require_at_least",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries(Spec):

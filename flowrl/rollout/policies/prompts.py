@@ -10,19 +10,6 @@ from flowrl.errors import SchedulerError
 from flowrl.rollout.policies.limits import require_at_least
 from flowrl.specs.base import USER_OPTIONS, Spec, option
 
-__all__ = [
-    "AdmissionPolicy",
-    "AdmitAll",
-    "AgeBudget",
-    "AskByKeepRate",
-    "AskMissing",
-    "FairnessPolicy",
-    "FirstCome",
-    "OverSampling",
-    "RefillPolicy",
-    "WeightedShares",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionPolicy(Spec):

@@ -14,7 +14,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
 from flowrl.graph import Node, Op
 from flowrl.graph.streaming import is_rule_score
-from flowrl.rollout.policies import AskByKeepRate
+from flowrl.rollout.policies.prompts import AskByKeepRate
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
 from flowrl.runtime.setup.evaluation import held_out_score

@@ -23,7 +23,7 @@ from flowrl.graph.streaming import scores_at_once
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout.events import Event
-from flowrl.rollout.policies import AdmitAll, AskMissing
+from flowrl.rollout.policies.prompts import AdmitAll, AskMissing
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals

@@ -34,7 +34,7 @@ from flowrl.errors import ConfigError, DataError
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import NodeId, RoleName
-from flowrl.rollout.policies import WeightedShares
+from flowrl.rollout.policies.prompts import WeightedShares
 from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.driver.texts import row_value

@@ -16,29 +16,6 @@ from flowrl.specs.names import operation
 from flowrl.specs.user_functions import names_among
 from flowrl.user_lines import trace_error
 
-__all__ = [
-    "DPO",
-    "Aggregation",
-    "BradleyTerry",
-    "CrossEntropy",
-    "ImplicitReward",
-    "LossSpec",
-    "Outcome",
-    "OutcomeLoss",
-    "PairForm",
-    "PairLoss",
-    "Prediction",
-    "TokenOutcome",
-    "ValueClip",
-    "bradley_terry",
-    "cross_entropy",
-    "dpo",
-    "implicit_reward",
-    "outcome",
-    "value_clip",
-]
-
-
 Aggregation: TypeAlias = Literal[
     "token-mean",
     "sequence-mean-token-mean",

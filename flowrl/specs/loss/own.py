@@ -30,8 +30,6 @@ from flowrl.specs.user_functions import (
 )
 from flowrl.user_lines import trace_error
 
-__all__ = ["FIELDS", "OwnLoss", "OwnPairLoss", "OwnScoreLoss", "OwnValueLoss", "own"]
-
 FIELDS = (
     "advantages",
     "behaviour_logprobs",

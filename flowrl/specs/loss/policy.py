@@ -23,25 +23,6 @@ from flowrl.specs.loss.base import Aggregation, LossSpec
 from flowrl.specs.names import operation
 from flowrl.user_lines import trace_error
 
-__all__ = [
-    "Anchor",
-    "Correction",
-    "Divergence",
-    "Estimator",
-    "Outside",
-    "PolicyLoss",
-    "PolicyOptions",
-    "RatioLevel",
-    "RatioLoss",
-    "Rejection",
-    "RejectionLevel",
-    "WeightLevel",
-    "mask_outside",
-    "policy_fields",
-    "reject",
-    "truncate",
-]
-
 Anchor: TypeAlias = Literal["behaviour", "old"]
 """The policy with which the trained policy is compared. `behaviour` needs no further correction;
 `old` is the proximal policy of decoupled PPO (Hilton et al., "Batch size-invariance for policy

@@ -17,31 +17,6 @@ from flowrl.specs.loss.policy import (
 )
 from flowrl.specs.names import operation
 
-__all__ = [
-    "CISPO",
-    "DPPO",
-    "GMPO",
-    "SAPO",
-    "TOPR",
-    "VESPO",
-    "KLCov",
-    "Kimi",
-    "PolicyClip",
-    "Reinforce",
-    "cispo",
-    "dppo",
-    "gmpo",
-    "gspo",
-    "kimi",
-    "kl_cov",
-    "luspo",
-    "policy_clip",
-    "reinforce",
-    "sapo",
-    "topr",
-    "vespo",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyClip(RatioLoss):
