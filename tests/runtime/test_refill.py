@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowrl import api
-from flowrl.backend.protocols import ScoreRequest
+from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.cli import run as command
 from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError, ConfigError, DataError
@@ -20,6 +21,7 @@ from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import GroupRows
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import PromptSupply
+from flowrl.runtime.scoring.pool import ScoreFailure, ScoringPool
 from tests.runtime.test_resume import resumed
 from tests.runtime.test_rollouts import Engine, World, by_member, driver_of, prompts
 from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, outcome, tiny_config
@@ -169,6 +171,30 @@ def test_a_refilled_run_goes_on_bit_by_bit(tmp_path: Path):
         api.run(None, dapo(tmp_path / "stopped"), display=CtrlC("dapo", 2))
     resumed(tmp_path / "stopped" / "tiny")
     assert outcome(tmp_path / "stopped" / "tiny") == outcome(never.folder)
+
+
+def test_a_run_with_spare_samples_goes_on_bit_by_bit_whenever_scorers_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spare = {"refill": False, "steps": 3, "policies": {"over_sampling": {"members": 2}}}
+    never = api.run(None, dapo(tmp_path / "never", **spare), display=WatchedDisplay())
+    (_, _, num_dropped) = ends_of(never.folder)
+    assert num_dropped == 3 * 8 * 2
+    poll, looks = ScoringPool.poll, itertools.count()
+
+    def hesitant(pool: ScoringPool) -> list[ScoreResult | ScoreFailure]:
+        return poll(pool) if next(looks) % 3 == 0 else []
+
+    monkeypatch.setattr(ScoringPool, "poll", hesitant)
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, dapo(tmp_path / "stopped", **spare), display=CtrlC("dapo", 2))
+    resumed(tmp_path / "stopped" / "tiny")
+    assert outcome(tmp_path / "stopped" / "tiny") == outcome(never.folder)
+
+
+def ends_of(run: Path) -> list[int]:
+    rows = list(read_json_lines(run / "samples.jsonl"))
+    return [sum(row["end"] == end for row in rows) for end in ("consumed", "filtered", "dropped")]
 
 
 def test_a_run_whose_filter_lets_nothing_pass_stops_with_a_checkpoint(tmp_path: Path):

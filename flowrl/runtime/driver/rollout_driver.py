@@ -168,7 +168,10 @@ class RolloutDriver:
         self._pending: deque[Event] = deque()
         # What each engine has, by attempt: one that was given up may answer after the next began.
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
-        self._results = ScorerResults(self._scorers, reported, self.store, failures.score)
+        # Where a score may end other samples, no time is to tell which.
+        at_once = bool(scheduler.settings.over_sampling.members)
+        at_once &= not any(isinstance(engine, Waitable) for engine in engines.values())
+        self._results = ScorerResults(self._scorers, reported, self.store, failures.score, at_once)
         self._outcomes = SampleOutcomes(self.store, unused)
         self._wake_s: float | None = None  # when the scheduler next needs the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
@@ -348,6 +351,11 @@ class RolloutDriver:
         return bool(self._results.due)
 
     @property
+    def awaits_scores(self) -> bool:
+        """True if its engines may go on once everything is scored: scores end spare samples."""
+        return self._results.at_once and self.is_scoring
+
+    @property
     def is_broken(self) -> bool:
         """True if an engine failed and was not restarted yet."""
         return bool(self._engine_failures.broken)
@@ -355,8 +363,8 @@ class RolloutDriver:
     def waitable(self) -> list[Waitable]:
         """Returns the engines and scorers in other processes that may send something."""
         # A pool without open requests is not polled; a message from it would end every wait.
-        pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
-        return [*self.waitable_engines(), *(pools if self._results.due else ())]
+        pools = self._scorers.values() if self._results.due else ()
+        return [*self.waitable_engines(), *(pool for pool in pools if isinstance(pool, Waitable))]
 
     def waitable_engines(self) -> list[Waitable]:
         return [
@@ -407,13 +415,9 @@ class RolloutDriver:
         self._event += 1
         return {"id": self._event, "at_s": self._clock() - self._began}
 
-    def _emit(self, event: Event) -> None:
-        """Steps the scheduler with `event` and with all events that its actions cause."""
-        self._pending.append(event)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Steps the scheduler with the events that wait."""
+    def _emit(self, *events: Event) -> None:
+        """Steps the scheduler with events that wait, with these, and with what they cause."""
+        self._pending.extend(events)
         while self._pending:
             event = self._pending.popleft()
             if self._journal is not None:
@@ -560,12 +564,10 @@ class RolloutDriver:
 
     def _score(self, action: Score) -> None:
         payloads = [(sample, self.store[sample]) for sample in action.samples]
-        broken = [payload for _, payload in payloads if payload.broken is not None]
-        if broken:
-            payloads = [(sample, payload) for sample, payload in payloads if not payload.broken]
-            for payload in broken:
-                assert payload.broken is not None
+        for _, payload in payloads:
+            if payload.broken is not None:
                 self._pending.append(self._failed(payload.broken, payload))
+        payloads = [row for row in payloads if row[1].broken is None]
         decode_responses(
             self._tokenizer, [payload for _, payload in payloads if not payload.is_episode]
         )

@@ -5,7 +5,8 @@ Engines in other processes decode all the time. Those in this process take turns
 costs as much for one sample as for many: so an engine that still has free slots waits while another
 one of a rollout before decodes, which may fill them. Further prompts are offered when no engine has
 a sample, of whichever driver, so that the batches that engines decode do not depend on when a
-scorer answered.
+scorer answered. Nor do the members of a group with spare ones: engines in this process wait until
+what has ended is scored.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ def stalled(timeout_s: float, waits: str) -> SchedulerError:
 def one_round(drivers: Sequence[RolloutDriver]) -> int:
     """Looks once after everyone, and waits a little where nothing moved; what moved."""
     progressed = 0
+    waits = any(driver.awaits_scores for driver in drivers)
     for place, driver in enumerate(drivers):
-        if not _waits(driver, drivers[:place]):
+        if not waits and not _waits(driver, drivers[:place]):
             progressed += driver.look_after_engines(driver.spent)
     generating = next((driver for driver in drivers if driver.is_generating), None)
     idle = generating is None
-    progressed += sum(driver.poll_scoring(driver.spent, wait=idle) for driver in drivers)
+    progressed += sum(driver.poll_scoring(driver.spent, wait=idle or waits) for driver in drivers)
     if idle:
         progressed += sum(driver.refill() for driver in drivers)
     if progressed or any(driver.is_broken for driver in drivers):

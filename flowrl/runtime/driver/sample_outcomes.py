@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from flowrl.backend.protocols import ScoreResult
 from flowrl.data import PromptItem
@@ -125,6 +126,7 @@ class ScorerResults:
         reported: The role whose score is that of a sample, if it is one of them.
         store: The payload store, in which scores are noted.
         failure_score: The score of a sample whose reward fails; None if it is dropped.
+        at_once: True if answers are given out when none is due, in an order without time.
 
     Attributes:
         due: Samples that are with scorers, and how many of them have not answered.
@@ -136,7 +138,10 @@ class ScorerResults:
         reported: RoleName | None,
         store: PayloadStore,
         failure_score: float | None = None,
+        at_once: bool = False,
     ) -> None:
+        self.at_once = at_once
+        self._kept = ScoreCounts()
         self._failure_score = failure_score
         self._scorers = scorers
         self._reported = reported
@@ -159,12 +164,18 @@ class ScorerResults:
 
     def poll(self) -> ScoreCounts:
         """Returns the answers since the last call; returns at once."""
-        answers = ScoreCounts()
+        num, answers = 0, self._kept
         for role, pool in self._scorers.items():
             for result in pool.poll():
-                answers.num += 1
+                num += 1
                 self._take(role, result, answers)
-        return answers
+        if self.at_once:
+            if self.due:
+                return ScoreCounts(num=num)
+            answers.scored.sort()
+            answers.failed.sort(key=attrgetter("sample"))
+        self._kept = ScoreCounts()
+        return replace(answers, num=num)
 
     def forget(self, sample: SampleId) -> None:
         """Notes that the sample was dropped; answers that are still to come are ignored."""

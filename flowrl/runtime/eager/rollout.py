@@ -127,7 +127,7 @@ class TwoPhaseDriver(RolloutDriver):
         held_scores, self._held_scores = self._held_scores, []
         for action in held_scores:
             self._score(action)
-        self._settle()
+        self._emit()
         if not groups:
             return CollectedBatch(version=self.scheduler.version)
         self.run(lambda: self.has_settled(batch))
