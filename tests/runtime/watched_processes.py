@@ -43,6 +43,7 @@ class WatchedCommand:
     def __init__(self, config: Path, errors: IO[str], variables: Mapping[str, str]) -> None:
         kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
         self._mark = f"{_MARK}={uuid4().hex}"
+        self._shared: set[Path] = set()
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
             [
@@ -71,16 +72,17 @@ class WatchedCommand:
         return found
 
     def shared(self) -> set[Path]:
-        """Returns what its processes have open in shared memory, but for what has no name there."""
-        found = set()
+        """Returns what there is of it in shared memory: by name, or what its processes have open.
+
+        Once they have ended, it is what is left of what they had when this was called before.
+        """
         for pid in self.processes():
+            self._shared.update(_SHARED_MEMORY.glob(f"*-{pid}-*"))
             for path in Path(f"/proc/{pid}/fd").glob("*"):
                 with suppress(OSError, ValueError):  # it was closed, or is elsewhere
-                    file = path.readlink()
-                    parts = file.relative_to(_SHARED_MEMORY).parts
-                    if file.exists():
-                        found.add(_SHARED_MEMORY / parts[0])
-        return found
+                    parts = path.readlink().relative_to(_SHARED_MEMORY).parts
+                    self._shared.add(_SHARED_MEMORY / parts[0])
+        return {path for path in self._shared if path.exists()}
 
     def end(self, number: signal.Signals | None) -> int:
         """Sends a signal, if any, waits for the end of all of its processes; its exit code."""

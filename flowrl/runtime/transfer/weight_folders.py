@@ -2,16 +2,16 @@
 
 They are in shared memory if the system has it, so that writing and reading a version copies memory
 without a disk. The newest version stays, for engines that are restarted; an older one is removed
-once every engine that was sent it has loaded it.
+once every engine that was sent it has loaded it. Nothing is left of them when their process ends,
+also where it is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
+import secrets
 import shutil
-import tempfile
+import subprocess
 from pathlib import Path
 
 from flowrl.ids import EngineId
@@ -21,7 +21,12 @@ __all__ = ["WeightFolders"]
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "flowrl-weights-"
-_LOCK = "lock"
+_REMOVER = """
+trap "" INT TERM HUP
+exec 3<&0
+{ read -r _ <&3; rm -rf -- "$1"; } </dev/null >/dev/null 2>&1 &
+"""
+"""Reads until the other end of its input is closed."""
 
 
 class WeightFolders:
@@ -41,8 +46,9 @@ class WeightFolders:
         if not os.access(parent, os.W_OK | os.X_OK):
             parent = fallback
             parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(parent)
-        self.root, self._lock = _new_root(parent)
+        self.root = parent / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self._lives: int | None = _removed_with_this_process(self.root)
+        self.root.mkdir(mode=0o700)
         self._folders: dict[int, Path] = {}
         self._waited: dict[EngineId, list[int]] = {}
         self.latest: int | None = None
@@ -89,48 +95,22 @@ class WeightFolders:
         """Removes all of them; idempotent."""
         shutil.rmtree(self.root, ignore_errors=True)
         self._folders.clear()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lives is not None:
+            os.close(self._lives)
+            self._lives = None
 
 
-def _new_root(parent: Path) -> tuple[Path, int | None]:
-    """Makes a new folder with a lock file, which this process keeps locked as long as it lives.
+def _removed_with_this_process(folder: Path) -> int:
+    """Has a folder removed as soon as this process is gone, however that ends.
 
-    The lock shows others whether the folder is abandoned. A process that looks before it is locked
-    may remove the folder; then another one is made.
+    Returns:
+        A descriptor that is closed with this process, or by it once the folder is gone.
     """
-    while True:
-        root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        try:
-            lock = _locked(root / _LOCK)
-        except FileNotFoundError:
-            continue
-        if lock is not None and (root / _LOCK).exists():
-            return root, lock
-        if lock is not None:
-            os.close(lock)
-
-
-def _locked(path: Path) -> int | None:
-    """Locks a file until this process ends; returns None if another process has the lock."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    readable, lives = os.pipe()
+    # No child of this process, for those may be killed with it.
+    command = ["/bin/sh", "-c", _REMOVER, "flowrl-remover", str(folder)]
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Removes folders of killed runs: those of ours that no process has locked."""
-    for root in parent.glob(f"{_PREFIX}*"):
-        # Another run may be making or removing its own at this moment.
-        with contextlib.suppress(OSError):
-            if root.stat().st_uid != os.getuid() or not (root / _LOCK).exists():
-                continue
-            lock = _locked(root / _LOCK)
-            if lock is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(lock)
+        subprocess.run(command, stdin=readable, start_new_session=True, check=True)
+    finally:
+        os.close(readable)
+    return lives
