@@ -278,9 +278,12 @@ class JsonLines:
             OSError: The disk is full or failed; the next opening of the log cuts an incomplete
                 line.
         """
+        self.write("".join([_encode(_COMPACT, row) + "\n" for row in rows]))
+
+    def write(self, text: str) -> None:
+        """Appends whole lines that are JSON already; see `append`."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
-        text = "".join([_encode(_COMPACT, row) + "\n" for row in rows])
         with _naming(self.path):
             _write_all(self._descriptor, _to_bytes(text))
 

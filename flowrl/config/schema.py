@@ -259,6 +259,8 @@ class RuntimeConfig(Section):
         log_samples: Number of samples of each step in samples.jsonl; 0 writes all.
         journal_mb: Megabytes of each rollout's journal, which `flowrl why` reads; the oldest part
             is removed first. 0 writes no journal.
+        trace_mb: Megabytes of trace.json, which says what each worker did and when; the oldest part
+            is removed first. 0 writes none.
         num_threads: CPU threads of a worker, at most 1024; 1 is best for small models, 0 leaves
             the number to the library.
     """
@@ -270,6 +272,7 @@ class RuntimeConfig(Section):
     keep_checkpoints: Int = Field(default=2, ge=1)
     log_samples: Int = Field(default=0, ge=0)
     journal_mb: Int = Field(default=128, ge=0)
+    trace_mb: Int = Field(default=64, ge=0)
     num_threads: Int = Field(default=1, ge=0, le=1024)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from flowrl.backend.batch import Ints, SequenceBatch, TrainBatch
+from flowrl.runtime.spans import SPANS
 
 __all__ = ["DataRef", "Dispatch", "LocalGroup", "WorkerGroup", "resolved"]
 
@@ -133,8 +134,9 @@ class WorkerGroup:
 class LocalGroup(WorkerGroup):
     """Workers that are objects of this process; a call's error is raised by the call."""
 
-    def __init__(self, workers: Sequence[Any]) -> None:
+    def __init__(self, name: str, workers: Sequence[Any]) -> None:
         super().__init__(len(workers))
+        self._name = name
         self._workers = workers
 
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
@@ -143,7 +145,8 @@ class LocalGroup(WorkerGroup):
     def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
         found = [resolved(argument, lambda handle: handle) for argument in arguments]
         future: Future[Any] = Future()
-        future.set_result(getattr(self._workers[rank], method)(*found))
+        with SPANS.of(self._name if self.size == 1 else f"{self._name}[{rank}]", method):
+            future.set_result(getattr(self._workers[rank], method)(*found))
         return future
 
     def close(self) -> None:

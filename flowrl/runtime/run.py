@@ -55,6 +55,7 @@ from flowrl.runtime.driver.threads import Watchdog
 from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
+from flowrl.runtime.spans import DRIVER, SPANS
 from flowrl.runtime.status_writer import StatusWriter
 from flowrl.user_lines import breakpoints_left_out
 
@@ -235,7 +236,9 @@ def opened_run(
         trackers = _open_trackers(config, stages, folder, checkpoint, screen.warn)
         stack.callback(trackers.close)
         run = Run(config, stages, folder, screen, opened, checkpoint, asked, trackers)
-        with StatusWriter(folder.path, run.status) as writer:
+        SPANS.take()  # of a run before
+        megabytes = config.runtime.trace_mb
+        with StatusWriter(folder.path, run.status, megabytes << 20) as writer:
             run.watch(writer.beat)
             yield run
 
@@ -432,7 +435,8 @@ class Run:
     def _make(self, step: int, to_go: TimeToGo) -> StepResult:
         assert self.loop is not None
         self._open.beat()
-        result = self.loop.step(step)
+        with SPANS.of(DRIVER, f"step {step}"):
+            result = self.loop.step(step)
         self._record(result, to_go.step(step, result.metrics.wall_s))
         return result
 
@@ -510,7 +514,7 @@ class Run:
     ) -> Mapping[str, float] | None:
         # Breakpoints in a reward are for the steps; held-out samples are hundreds.
         is_eager = self._config.executor == "eager"
-        with breakpoints_left_out() if is_eager else nullcontext():
+        with breakpoints_left_out() if is_eager else nullcontext(), SPANS.of(DRIVER, "evaluate"):
             rows = self._open.evaluate(stage, step, num)
         if not rows:
             return None
@@ -551,7 +555,8 @@ class Run:
             self._open.save(folder)
             loop.save(folder)
 
-        self._store.save(position, write, state)
+        with SPANS.of(DRIVER, "checkpoint"):
+            self._store.save(position, write, state)
         self._interval.restart()
 
     def _is_asked_to_stop(self) -> bool:

@@ -1,4 +1,7 @@
-"""Writes what a run does into its folder, about once a second, in a thread of its own."""
+"""Writes what a run does, and what its workers did, into its folder about once a second.
+
+A thread of its own does it, so that no step waits for the disk.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from flowrl.observe.run_status import RunStatus, write_status
+from flowrl.observe.trace import TraceFile
+from flowrl.runtime.spans import SPANS
 
 __all__ = ["StatusWriter"]
 
@@ -31,10 +36,12 @@ class StatusWriter:
     Args:
         folder: Folder of the run.
         look: Returns what the run does; called in the writer's thread.
+        trace_bytes: Size of the trace; 0 writes none.
     """
 
-    def __init__(self, folder: Path, look: Callable[[], RunStatus]) -> None:
+    def __init__(self, folder: Path, look: Callable[[], RunStatus], trace_bytes: int = 0) -> None:
         self._folder = folder
+        self._trace = TraceFile(folder, trace_bytes) if trace_bytes else None
         self._look = look
         self._seen: RunStatus | None = None
         self._warned = False
@@ -48,6 +55,7 @@ class StatusWriter:
 
     def _run(self) -> None:
         while not self._ended.is_set():
+            self._write_spans()
             if status := self._last_look():
                 self._write(status)
             self._ended.wait(_EVERY_S)
@@ -61,8 +69,16 @@ class StatusWriter:
 
     def _write(self, status: RunStatus) -> None:
         now = replace(status, written_s=time.time(), moved_s=self._moved_s)
+        self._guarded(lambda: write_status(self._folder, now))
+
+    def _write_spans(self) -> None:
+        trace, spans = self._trace, SPANS.take()
+        if spans and trace is not None:
+            self._guarded(lambda: trace.append(spans))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
         try:
-            write_status(self._folder, now)
+            write()
         except OSError as reason:  # a full disk ends no run here; its own files will
             if not self._warned:
                 _log.warning("no status is written: %s", reason)
@@ -84,5 +100,8 @@ class StatusWriter:
         if isinstance(error, KeyboardInterrupt):
             state = "stopped"
         text = "" if state != "failed" else f"{error}" or type(error).__name__
+        self._write_spans()
+        if self._trace is not None:
+            self._trace.close()
         if status := self._last_look():
             self._write(replace(status, state=state, error=text, rollouts=()))

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +22,7 @@ from flowrl.ids import EngineId, SampleId
 from flowrl.runtime.channels import Message
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.local.engine_worker import run_engine
+from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason, Sampling
 from tests.runtime.scripted_engine import (
     BLOCK,
@@ -44,7 +46,7 @@ class LentModel:
     """A mailbox whose client has sent the opening message, and then nothing more."""
 
     def __init__(self, model: Path) -> None:
-        self._messages = [[("open", PLUGIN, context(model), None, model)]]
+        self._messages = [[("open", PLUGIN, context(model), None, model, "actor.generate[0]")]]
         self._readable, writable = os.pipe()
         os.close(writable)
         self.lent = 0
@@ -136,6 +138,22 @@ def test_requests_end_with_all_that_an_engine_in_this_process_would_say(opened: 
     assert first.logprobs.dtype == np.float32
     assert first.logprobs.tolist() == [-0.5] * 3
     assert engine.busy_s > 0.0
+
+
+def test_an_engine_says_when_it_generated_loaded_and_waited(opened: Open, tmp_path: Path):
+    loaded: list[int] = []
+    SPANS.take()
+    engine = opened(published=loaded.append)
+    engine.wait_ready()
+    engine.submit([request("0/0/0")])
+    until(engine, lambda outputs: len(ends(outputs)) == 1)
+    engine.publish(4, weights(tmp_path / "4", 44))
+    engine.submit([request("0/1/0")])
+    until(engine, lambda outputs: len(ends(outputs)) == 1 and bool(loaded))
+    spans = [span for span in SPANS.take() if span.worker == "actor.generate[0]"]
+    assert {"generate", "load weights"} <= {span.operation for span in spans}
+    assert {span.waits_for for span in spans if span.operation == "wait"} == {"requests"}
+    assert all(a.end_s <= b.begin_s for a, b in pairwise(spans))
 
 
 def test_what_is_sent_behind_new_weights_is_drawn_from_them(opened: Open, tmp_path: Path):

@@ -32,7 +32,7 @@ def test_rows_are_shared_among_the_ranks_and_their_results_joined_in_order():
     expected = sequences.tokens[sequences.offsets[:-1]] * 2.0
     for size in (1, 2, 3):
         ranks = [Rank(number) for number in range(size)]
-        group = LocalGroup(ranks)
+        group = LocalGroup("actor.train", ranks)
         ref = group.put(sequences)
         found = group.call("first_tokens", ref, 2.0, dispatch=Dispatch.ROWS).result()
         assert found.tolist() == expected.tolist()
@@ -67,7 +67,7 @@ def test_results_that_come_at_the_same_time_are_joined_once():
 
 def test_all_ranks_or_the_first_make_a_call_and_the_first_one_answers():
     ranks = [Rank(number) for number in range(3)]
-    group = LocalGroup(ranks)
+    group = LocalGroup("actor.train", ranks)
     assert group.call("name", dispatch=Dispatch.ALL).result() == 0
     assert group.call("name", dispatch=Dispatch.ONE).result() == 0
     assert [len(rank.got) for rank in ranks] == [2, 1, 1]
@@ -75,7 +75,7 @@ def test_all_ranks_or_the_first_make_a_call_and_the_first_one_answers():
 
 def test_a_batch_of_an_update_names_the_sequences_that_were_put_before():
     rank = Rank(0)
-    group = LocalGroup([rank])
+    group = LocalGroup("actor.train", [rank])
     sequences = samples("actor.generate").sequences
     advantages = np.arange(14, dtype=np.float32)
     put: Any = group.put(sequences)

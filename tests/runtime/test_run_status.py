@@ -14,6 +14,7 @@ from flowrl.cli import main
 from flowrl.observe.rows import StepMetrics
 from flowrl.observe.run_folder import RunFolder
 from flowrl.observe.run_status import RunStatus, report_of, write_status
+from flowrl.observe.trace import read_spans
 from flowrl.runtime import run
 from flowrl.runtime.status_writer import StatusWriter
 from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
@@ -41,7 +42,7 @@ def test_a_rollout_shows_what_its_engine_has_and_who_waits():
     assert "batch 1 waits for 3 groups" in status.waits
 
 
-def test_a_run_says_what_it_does_and_that_it_ended(
+def test_a_run_says_what_it_does_that_it_ended_and_what_its_workers_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     seen = []
@@ -59,6 +60,14 @@ def test_a_run_says_what_it_does_and_that_it_ended(
     assert shown["state"] == "ended"
     assert (shown["status"]["stage"], shown["status"]["step"]) == ("grpo", 2)
     assert shown["last_step"]["step"] == 2
+    did: dict[str, set[str]] = {}
+    for span in read_spans(folder / "trace.json"):
+        assert span.begin_s <= span.end_s
+        did.setdefault(span.worker, set()).add(span.operation)
+    assert did["driver"] >= {"step 1", "step 2", "evaluate", "checkpoint"}
+    assert did["actor.train"] >= {"begin", "update", "save", "export"}
+    assert did["actor.generate[0]"] == {"generate"}
+    assert did["verifier.score[0]"] == {"score"}
 
 
 def test_a_run_that_fails_leaves_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -484,8 +484,7 @@ def test_a_trace_is_what_perfetto_reads(tmp_path):
     faults = Faults(script=(ScriptedFault(at_s=4.0, engine=1, kind="lost"),))
     run(small_model(engines=2, slots=2), steps=2, faults=faults, trace=trace)
     trace.write(tmp_path / "t" / "trace.json")
-    told = json.loads((tmp_path / "t" / "trace.json").read_text())
-    events = told["traceEvents"]
+    events = json.loads((tmp_path / "t" / "trace.json").read_text())
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["tid"]}
     slices = [e for e in events if e["ph"] == "X"]
     assert {e["name"] for e in slices} >= {"generate", "update", "0/0/0"}
@@ -506,7 +505,7 @@ def test_a_trace_keeps_no_more_events_than_it_may(tmp_path):
     run(small_model(), steps=5, trace=trace)
     assert trace.num_left_out > 0
     trace.write(tmp_path / "trace.json")
-    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) < 30
+    assert len(json.loads((tmp_path / "trace.json").read_text())) < 40
 
 
 def test_several_rollouts_cannot_be_offered_ahead():

@@ -35,6 +35,7 @@ from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, Step
 from flowrl.runtime.driver.streaming_tree import StreamingTree, checked_ages
 from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.local.engine_fleet import EngineFleet
+from flowrl.runtime.spans import DRIVER, SPANS
 
 __all__ = ["AsynchronousStage"]
 
@@ -127,7 +128,9 @@ class AsynchronousStage(Stage):
         self._call(lambda: tree.ask(number))
         self._collecting = tree
         try:
-            if not self._thread.wait_until(lambda: tree.is_delivered(number), self._stop):
+            with SPANS.waiting(DRIVER, "a batch"):
+                is_there = self._thread.wait_until(lambda: tree.is_delivered(number), self._stop)
+            if not is_there:
                 # From now on nothing more is delivered, so that what is written down then is what
                 # the trainer knows of.
                 self._call(self._thread.pause)

@@ -59,6 +59,7 @@ from flowrl.runtime.driver.replay import HeldGroup, ReplayBuffer, held_groups
 from flowrl.runtime.driver.sums import aligned, merged
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.groups import DataRef
+from flowrl.runtime.spans import DRIVER, SPANS
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, RowCondition, Sampling
 from flowrl.specs.filters import Turns
@@ -411,7 +412,8 @@ class BatchProgram:
             for rows in spec.mini_batches
         ]
         for made in coming:
-            steps += made.result()
+            with SPANS.waiting_for(made, DRIVER, str(node.id)):
+                steps += made.result()
         self._steer(node, steps, len(put))
 
     def _watched(self, future: Future[T]) -> Future[T]:
@@ -428,7 +430,9 @@ class BatchProgram:
         worker.stale = True
         made: list[list[OptimizerStep]] = []
         for batches in aligned(terms):
-            made += self._watched(worker.train.update_sum(batches)).result()
+            coming = self._watched(worker.train.update_sum(batches))
+            with SPANS.waiting_for(coming, DRIVER, str(last.id)):
+                made += coming.result()
         step.updates[last.id] = [merged(terms, each) for each in made]
         for term, steps in zip(terms, zip(*made, strict=True), strict=True):
             self._steer(term.node, steps, len(term.batch))

@@ -33,6 +33,7 @@ from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.runtime.groups import DataRef
+from flowrl.runtime.spans import DRIVER, SPANS
 from flowrl.specs import FinishReason
 
 __all__ = [
@@ -424,7 +425,8 @@ class StepValues(dict[tuple[NodeId, str], Array]):
         array = self._coming.pop(key, None)
         if array is not None:
             began = time.monotonic()
-            self[key] = array.result()
+            with SPANS.waiting_for(array, DRIVER, str(key[0])):
+                self[key] = array.result()
             waited_s = self.waited_s.get(key[0], 0.0) + time.monotonic() - began
             self.waited_s[key[0]] = waited_s
 

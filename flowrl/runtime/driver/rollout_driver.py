@@ -22,6 +22,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import assert_never
@@ -89,6 +90,7 @@ from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.local.engine_restarts import EngineFailures, error_text
 from flowrl.runtime.scoring.pool import ScoreFailure
+from flowrl.runtime.spans import SPANS
 from flowrl.runtime.workers import Waitable
 from flowrl.specs import Grammar, Sampling
 
@@ -434,9 +436,10 @@ class RolloutDriver:
             # One in another process is waited for together with all others.
             timeout_s = 0.0 if isinstance(engine, Waitable) else self._decode_s
             nothing: list[Progress | Finished] = []
-            outputs = self._engine_failures.call(
-                engine_id, partial(engine.poll, timeout_s), nothing
-            )
+            poll = partial(engine.poll, timeout_s)
+            # One in another process notes by itself what it does.
+            with SPANS.of(engine_id, "generate") if timeout_s else nullcontext():
+                outputs = self._engine_failures.call(engine_id, poll, nothing)
             if timeout_s:
                 seconds.generate += self._clock() - started
             progressed += len(outputs)
@@ -487,7 +490,8 @@ class RolloutDriver:
             return 0
         started = self._clock()
         if wait:
-            self._results.wait(POLL_S)
+            with SPANS.waiting("rollout", "scorers"):
+                self._results.wait(POLL_S)
         answered = self._clock()
         seconds.score_wait += answered - started
         answers = self._results.poll()

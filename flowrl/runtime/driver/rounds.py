@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flowrl.errors import SchedulerError
+from flowrl.runtime.spans import SPANS
 from flowrl.runtime.workers import wait_for_any
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def one_round(drivers: Sequence[RolloutDriver]) -> int:
     if generating is not None:
         started = time.monotonic()
         if any(driver.waitable_engines() for driver in drivers):
-            wait_for_any([worker for driver in drivers for worker in driver.waitable()], POLL_S)
+            with SPANS.waiting("rollout", "engines"):
+                wait_for_any([worker for driver in drivers for worker in driver.waitable()], POLL_S)
         generating.spent.generate += time.monotonic() - started
     elif not any(driver.is_scoring for driver in drivers):
         wake_s = min(driver.seconds_to_wake() for driver in drivers)

@@ -40,6 +40,7 @@ from flowrl.runtime.environments.transcript import (
     checked_outcome,
 )
 from flowrl.runtime.scoring.pool import FailureKind
+from flowrl.runtime.spans import SPANS
 from flowrl.runtime.user_errors import described, short_path, user_frames
 from flowrl.wording import counted
 
@@ -146,7 +147,9 @@ class EnvironmentLoop:
         self._inside: Call | None = None  # the call whose code runs
         self._alive = time.monotonic()  # when the loop was last seen to turn
         # The rest belongs to the loop's thread.
-        self._free_places = concurrency
+        self._name = name
+        self._concurrency = self._free_places = concurrency
+        self._busy_since = 0.0  # when the first of the calls under way began
         self._calls: dict[SampleId, Call] = {}  # of each episode the one without an answer
         self._queue: deque[Call] = deque()  # those that wait for a free place; ended episodes' too
         self._works: dict[SampleId, _Work] = {}  # of each episode the latest
@@ -235,6 +238,8 @@ class EnvironmentLoop:
             call = self._queue.popleft()
             if self._calls.get(call.sample) is not call:
                 continue  # its episode was ended
+            if self._free_places == self._concurrency:
+                self._busy_since = SPANS.now()
             self._free_places -= 1
             call.begun = time.monotonic()
             coroutine = self._call(call)
@@ -264,6 +269,8 @@ class EnvironmentLoop:
         """Frees the place of a call."""
         work.is_open = False
         self._free_places += 1
+        if self._free_places == self._concurrency:
+            SPANS.add(self._name, "environment", self._busy_since, SPANS.now())
 
     def _reply(self, call: Call, answer: Answer) -> None:
         del self._calls[call.sample]

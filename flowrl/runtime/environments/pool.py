@@ -354,7 +354,7 @@ def open_loop_here(
         ) from reason
     return EnvironmentLoop(
         environment,
-        name=f"environment-{context.role}",
+        name=str(context.role),
         timeout_s=context.timeout_s,
         concurrency=concurrency,
         replies=replies,

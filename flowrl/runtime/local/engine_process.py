@@ -92,7 +92,7 @@ class EngineProcess:
         self._channel = open_channel()
         self._started = self._last_message_s = time.monotonic()
         model = self._channel.share(context.model)
-        self._channel.send(("open", plugin, context, core, model))
+        self._channel.send(("open", plugin, context, core, model, name))
 
     # What a driver calls
 

@@ -11,7 +11,7 @@ Everything that engine or plug-in print goes to standard error: standard output 
 and whole arrays of many samples, because hundreds of them cross at once and each object costs
 microseconds.
 
-    client -> engine    ("open", plugin, PolicyContext, core or None, model), once
+    client -> engine    ("open", plugin, PolicyContext, core or None, model, name), once
                         ("submit", [request, ...])   ("abort", (sample, ...))
                         ("publish", version, folder)
                         ("sleep",)  ("wake",)
@@ -30,6 +30,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
@@ -49,6 +50,7 @@ from flowrl.ids import SampleId
 from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.local.process_channel import SocketMailbox
 from flowrl.runtime.local.processes import bind_to, die_with, named_plugin
+from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason, Sampling
 
 __all__ = [
@@ -172,8 +174,9 @@ def unpack_progress(packed: PackedProgress) -> list[Progress]:
 class EngineServer:
     """An open engine and the mailbox of its client."""
 
-    def __init__(self, mailbox: Mailbox, engine: GenerateBackend) -> None:
+    def __init__(self, mailbox: Mailbox, engine: GenerateBackend, name: str) -> None:
         self._mailbox = mailbox
+        self._name = name
         self._engine = engine
         self._samplings: dict[Sampling, Sampling] = {}
         # The latest attempt: the end of an aborted one is reported after the next was sent.
@@ -191,7 +194,9 @@ class EngineServer:
             self.handle(message)
         while True:
             # An engine that has nothing to do waits for the client, and for nothing else.
-            readable, _, _ = select.select([self._mailbox], [], [], 0.0 if self.is_busy else None)
+            with nullcontext() if self.is_busy else SPANS.waiting(self._name, "requests"):
+                limit_s = 0.0 if self.is_busy else None
+                readable, _, _ = select.select([self._mailbox], [], [], limit_s)
             if readable:
                 received = self._mailbox.receive()
                 if received is None:
@@ -216,12 +221,13 @@ class EngineServer:
                 self._engine.submit(requests)
             case ("abort", tuple(samples)):
                 self._engine.abort(cast("tuple[SampleId, ...]", samples))
-            case ("publish", int(version), None):
-                self._engine.publish(version, None)
-                self._mailbox.send(("published", version))
             case ("publish", int(version), shared):
-                with self._mailbox.folder(shared) as folder:
-                    self._engine.publish(version, folder)
+                with SPANS.of(self._name, "load weights"):
+                    if shared is None:
+                        self._engine.publish(version, None)
+                    else:
+                        with self._mailbox.folder(shared) as folder:
+                            self._engine.publish(version, folder)
                 self._mailbox.send(("published", version))
             case ("sleep",):
                 self._engine.sleep()
@@ -233,7 +239,8 @@ class EngineServer:
     def poll(self) -> None:
         """Decodes for a moment, and sends what came of it."""
         began = time.monotonic()
-        outputs = self._engine.poll(_POLL_S)
+        with SPANS.of(self._name, "generate"):
+            outputs = self._engine.poll(_POLL_S)
         now = time.monotonic()
         self._busy_s += now - began
         ends = [output for output in outputs if isinstance(output, Finished)]
@@ -263,7 +270,7 @@ def run_engine(mailbox: Mailbox) -> None:
     messages = mailbox.receive()
     if not messages:
         return
-    _, plugin, context, core, model = messages[0]
+    _, plugin, context, core, model, name = messages[0]
     assert isinstance(context, PolicyContext)
     if core is not None:
         bind_to(cast(int, core))  # before any thread of a library is there
@@ -279,7 +286,7 @@ def run_engine(mailbox: Mailbox) -> None:
             raise
     mailbox.send(("ready",))
     try:
-        EngineServer(mailbox, engine).run(messages[1:])
+        EngineServer(mailbox, engine, str(name)).run(messages[1:])
     except FlowError as reason:
         mailbox.send(("raised", reason))
     except BaseException as reason:

@@ -46,7 +46,7 @@ class LocalExecutor:
         return PolicyWorker(
             role=context.role,
             context=context,
-            train=Trainer(LocalGroup([train])),
+            train=Trainer(LocalGroup(f"{context.role}.train", [train])),
             generate=EngineInPlace(plugin, context, train) if generates else None,
         )
 

@@ -24,6 +24,7 @@ from flowrl.runtime.local.processes import (
     standard_error,
     start_module,
 )
+from flowrl.runtime.spans import SPANS
 
 __all__ = ["ProcessChannel", "SocketMailbox"]
 
@@ -80,7 +81,7 @@ class ProcessChannel:
         if not self._is_over and has_ended(self.process):
             self._receive(messages)
             self._is_over = True
-        return messages
+        return SPANS.without(messages)
 
     def share(self, folder: Path) -> str:
         """See `Channel`: the folder itself, which must stay."""
@@ -150,8 +151,9 @@ class SocketMailbox:
 
     def send(self, message: Message) -> None:
         """See `Mailbox`."""
+        spans = SPANS.message()
         try:
-            self._sock.sendall(pack(message))
+            self._sock.sendall(pack(message) + (b"" if spans is None else pack(spans)))
         except OSError:
             # The run is gone.
             os._exit(0)

@@ -29,6 +29,7 @@ import ray
 
 from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.ray import ENDED
+from flowrl.runtime.spans import SPANS
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
 __all__ = ["VISIBLE_DEVICES", "WorkerActor", "file_bytes"]
@@ -82,6 +83,8 @@ class _Mailbox:
 
     def send(self, message: Message) -> None:
         self._outgoing.put(message)
+        if (spans := SPANS.message()) is not None:
+            self._outgoing.put(spans)
 
     @contextmanager
     def folder(self, shared: object) -> Iterator[Path]:

@@ -16,6 +16,7 @@ import ray
 
 from flowrl.runtime.channels import Message
 from flowrl.runtime.ray import ENDED
+from flowrl.runtime.spans import SPANS
 
 __all__ = ["ActorChannel", "Inbox"]
 
@@ -156,10 +157,9 @@ class ActorChannel:
                 messages = [(ENDED, _described(reason))]
             if any(message[0] == ENDED for message in messages):
                 self._over.set()
-            if not messages:
-                continue
             try:
-                self._deliver(messages)
+                if messages := SPANS.without(messages):
+                    self._deliver(messages)
             except Exception as reason:
                 _log.exception("a worker's message cannot be taken")
                 self._over.set()

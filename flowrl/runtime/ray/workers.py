@@ -30,6 +30,7 @@ from flowrl.runtime.groups import resolved
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_worker import EngineServer, described
 from flowrl.runtime.scoring.pool import ScoringPool
+from flowrl.runtime.spans import SPANS
 from flowrl.runtime.workers import require, wait_for_any
 
 __all__ = ["run_environment", "run_policy", "run_scorers"]
@@ -92,6 +93,7 @@ class _Policy:
         self._engine_mailbox = _EngineMailbox(mailbox)
         self._opening = plugin, context, train
         self._train = train
+        self._name = f"{context.role}.train"
         self._engine: EngineInPlace | None = None
         self._server: EngineServer | None = None
 
@@ -103,16 +105,17 @@ class _Policy:
         match message:
             case ("call", int(number), str(method), arguments):
                 try:
-                    found = cast("list[object]", resolved(arguments, _get))
-                    answer = ("returned", number, getattr(self._train, method)(*found))
+                    with SPANS.of(self._name, method):
+                        found = cast("list[object]", resolved(arguments, _get))
+                        answer = ("returned", number, getattr(self._train, method)(*found))
                 except Exception as reason:
                     if not isinstance(reason, FlowError):
                         traceback.print_exc()
                         reason = BackendError(f"{method} failed", found=described(reason))
                     answer = ("raised", number, reason)
                 self._mailbox.send(answer)
-            case ("engine", ("open", *_)):
-                self._guarded(self._open)
+            case ("engine", ("open", *_, str(name))):
+                self._guarded(partial(self._open, name))
             case ("engine", tuple(asked)):
                 if self._server is not None:
                     self._guarded(partial(self._server.handle, asked))
@@ -123,17 +126,25 @@ class _Policy:
         if self._server is not None and self._server.is_busy:
             self._guarded(self._server.poll)
 
+    def received(self) -> list[Message] | None:
+        """Returns new messages; where there is nothing else to do, waits for some."""
+        if self.is_busy:
+            return self._mailbox.receive() if _is_readable(self._mailbox, 0.0) else []
+        with SPANS.waiting(self._name, "calls"):
+            is_readable = _is_readable(self._mailbox, _LOOK_S)
+        return self._mailbox.receive() if is_readable else []
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
         self._train.close()
 
-    def _open(self) -> None:
+    def _open(self, name: str) -> None:
         if self._engine is None:
             self._engine = EngineInPlace(*self._opening)
         else:
             self._engine.restart()  # its client opens another one where it broke
-        self._server = EngineServer(self._engine_mailbox, self._engine)
+        self._server = EngineServer(self._engine_mailbox, self._engine, name)
         self._engine_mailbox.send(("ready",))
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -180,8 +191,7 @@ def run_policy(mailbox: Mailbox) -> None:
         for message in messages:
             policy.handle(message)
         policy.poll()
-        wait_s = 0.0 if policy.is_busy else _LOOK_S
-        messages = mailbox.receive() if _is_readable(mailbox, wait_s) else []
+        messages = policy.received()
     policy.close()
 
 

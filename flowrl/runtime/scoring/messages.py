@@ -7,7 +7,7 @@ because dataclasses cost several times as much to pickle and hundreds of samples
                       ("score", [RequestTuple, ...])
     worker -> pool    ("ready",) or ("broken", FlowError), once
                       ("scores", [(ticket, score, terms)], [(ticket, kind, message, frames, term)])
-                      ("idle",), after the last sample of a "score"
+                      ("idle", begin, end), after the last sample of a "score", with its time
 
 A worker also writes into shared memory which sample it scores, which term of the reward, and since
 when, by the monotonic clock that the processes of a machine share.

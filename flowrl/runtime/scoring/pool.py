@@ -49,6 +49,7 @@ from flowrl.runtime.local.processes import (
     start_module,
 )
 from flowrl.runtime.scoring.messages import BATCH, Status, request_tuple, term_limits
+from flowrl.runtime.spans import SPANS
 
 __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
@@ -104,6 +105,7 @@ class _Worker:
         overdue: The ticket it was killed for.
     """
 
+    name: str
     process: subprocess.Popen[bytes]
     sock: socket.socket
     memory: mmap
@@ -198,8 +200,8 @@ class ScoringPool:
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
         try:
-            for _ in range(workers):
-                self._workers.append(self._start())
+            for number in range(workers):
+                self._workers.append(self._start(f"{context.role}.score[{number}]"))
             while not all(worker.ready for worker in self._workers):
                 self._exchange(self._seconds_to_limit())
         except BaseException:
@@ -386,8 +388,9 @@ class ScoringPool:
                 worker.ready = True
             case ("broken", FlowError() as error):
                 raise error
-            case ("idle",):
+            case ("idle", float(began), float(ended)):
                 worker.busy = False
+                SPANS.add(worker.name, "score", began, ended)
             case ("scores", list(scores), list(failures)):
                 self._deaths = 0
                 for ticket, score, terms in scores:
@@ -454,11 +457,11 @@ class ScoringPool:
         _log.warning(
             "a scoring process died and is replaced: %s", ending(worker.process.returncode)
         )
-        self._workers.append(self._start())
+        self._workers.append(self._start(worker.name))
 
     # Processes
 
-    def _start(self) -> _Worker:
+    def _start(self, name: str) -> _Worker:
         ours, theirs = socket.socketpair()
         with _shared_memory() as file, theirs:
             memory = mmap(file.fileno(), Status.NBYTES)
@@ -466,6 +469,7 @@ class ScoringPool:
             process = start_module("flowrl.runtime.scoring.worker", descriptors, self._output)
         ours.setblocking(False)
         worker = _Worker(
+            name=name,
             process=process,
             sock=ours,
             memory=memory,

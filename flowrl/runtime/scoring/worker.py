@@ -137,9 +137,10 @@ class _Worker:
                 return
             for message in incoming.feed(data):
                 assert message[0] == "score"
+                began = time.time()
                 self._all(scorer, alarm, cast(list[RequestTuple], message[1]))
                 # In one piece: a pool that had the scores alone would hear of the rest too late.
-                self._send(self._results() + pack(("idle",)))
+                self._send(self._results() + pack(("idle", began, time.time())))
 
     def _enter(self, alarm: _Alarm, term: str) -> None:
         """Notes a term, whose time limit begins."""
