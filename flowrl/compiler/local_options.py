@@ -91,14 +91,9 @@ def local_options(loaded: LoadedConfig, stage: LoweredStage, plan: PlacementPlan
             may_run_ahead=stage.context.max_staleness > 0 and bool(generating),
             must_run_ahead=bool(generating) and _samples_ahead(stage),
             in_workers=places == "in workers",
-            in_process=places == "in process" or _has_turns_of_several(stage.graph),
+            in_process=places == "in process",
         ),
     )
-
-
-def _has_turns_of_several(graph: Graph) -> bool:
-    """True if several policies take turns in an episode."""
-    return any(len(graph.generators_of(node)) > 1 for node in graph.of_op(Op.INTERACT))
 
 
 def _samples_ahead(stage: LoweredStage) -> bool:

@@ -82,7 +82,7 @@ def episodes(
     context = EnvironmentContext(role=RoleName("game"), timeout_s=timeout_s)
     with EnvironmentPool(lambda _: next(games), context, grace_s=grace_s) as pool:
         made = EpisodeEngine(
-            engine=engine,
+            engines=[engine],
             environments=pool,
             tokenizer=tokenizer,
             item_of=lambda sample: item(int(sample.split("/")[1])),

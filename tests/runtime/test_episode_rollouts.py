@@ -50,7 +50,7 @@ def driver_of(game: RuleGame, tokenizer: Tokenizer, **changes: Any) -> Iterator[
     settings = SchedulerSettings(group_size=2, judges_groups=judge is not None)
     with EnvironmentPool(lambda _: game, context) as pool:
         engine = EpisodeEngine(
-            engine=RuleEngine(slots=2),
+            engines=[RuleEngine(slots=2)],
             environments=pool,
             tokenizer=tokenizer,
             item_of=lambda sample: store[sample].item,

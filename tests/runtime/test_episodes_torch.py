@@ -114,7 +114,7 @@ def rolled_out(
     context = EnvironmentContext(role=RoleName("game"), environment=environment, timeout_s=60.0)
     with EnvironmentPool(opening, context) as pool:
         engine = EpisodeEngine(
-            engine=model.engine,
+            engines=[model.engine],
             environments=pool,
             tokenizer=model.tokenizer,
             item_of=lambda sample: store[sample].item,

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import flowrl as fl
 from flowrl.api import RunResult
 from flowrl.observe.run_folder import RunFolder
+from flowrl.plan.local import engines_of
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import WatchedDisplay
 
@@ -317,6 +318,21 @@ def test_policies_that_take_turns_learn_each_from_its_own(tmp_path: Path):
     assert after.metrics["con_score"] == -after.metrics["pro_score"]
     pro, con = weights(result.folder / "trained" / "pro"), weights(result.folder / "model")
     assert any((pro[name] != con[name]).any() for name in con)
+
+
+@pytest.mark.parametrize(("pro", "con"), [(2, 2), (1, 2)])
+def test_policies_that_take_turns_sample_the_same_with_engines_of_their_own(
+    tmp_path: Path, pro: int, con: int
+):
+    config = CONFIGS["debate"](tmp_path)
+    config["roles"]["pro"]["num_engines"] = pro
+    config["roles"]["con"]["num_engines"] = con
+    compiled = fl.compile(None, {**config, "name": "apart"})
+    engines = {role: engines_of(compiled.stages[0].plan, role).processes for role in ("pro", "con")}
+    assert engines == {"pro": pro if pro > 1 else 0, "con": con}
+    apart, here = compiled.run(display=WatchedDisplay()), run_of("debate", tmp_path)
+    left, right = ((run.folder / "samples.jsonl").read_text() for run in (apart, here))
+    assert left == right
 
 
 def test_a_run_s_folder_says_what_each_stage_s_roles_are(tmp_path: Path):

@@ -163,11 +163,8 @@ def test_a_stop_check_of_a_policy_that_the_stage_does_not_train_is_refused(tmp_p
     assert "it trains student" in str(caught.value)
 
 
-def test_policies_that_take_turns_generate_in_the_main_process_and_not_ahead(tmp_path: Path):
+def test_policies_that_take_turns_do_not_generate_ahead(tmp_path: Path):
     config = CONFIGS["debate"](tmp_path / "runs")
-    compiled = fl.compile(None, config)
-    (stage,) = compiled.stages
-    assert [choice.engines for choice in stage.local.choices()] == [(("pro", 0), ("con", 0))]
     ahead = fl.compile(None, config, overrides=["train.max_staleness=1"])
     with pytest.raises(fl.ConfigError, match=r"several policies take turns in court\.interact"):
         ahead.run(display=WatchedDisplay())

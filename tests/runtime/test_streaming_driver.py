@@ -153,13 +153,12 @@ class Rollout:
             unused=unused,
             clock=self.world.clock,
         )
-        opened = OpenRollout(
-            part=PART,
-            driver=self.driver,
-            begin=lambda: None,
-            fleet=self.fleet,  # type: ignore[arg-type]
+        self.tree = StreamingTree(
+            [OpenRollout(part=PART, driver=self.driver, begin=lambda: None)],
+            [self.fleet],  # type: ignore[list-item]
+            stall_timeout_s=5.0,
+            clock=self.world.clock,
         )
-        self.tree = StreamingTree([opened], stall_timeout_s=5.0, clock=self.world.clock)
 
     def written(self) -> tuple[dict[str, object], UnusedSamples]:
         (written,) = self.tree.written().values()

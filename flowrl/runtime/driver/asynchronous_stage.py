@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from functools import partial
 from flowrl.ids import EngineId, RoleName
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
-from flowrl.runtime.driver.graph_parts import RolloutPart, role_of
+from flowrl.runtime.driver.graph_parts import RolloutPart
 from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
 from flowrl.runtime.driver.rollout_tree import OpenRollout, drop_incomplete
 from flowrl.runtime.driver.sources import RowSamples, Source
@@ -48,7 +48,7 @@ class AsynchronousStage(Stage):
     """See the module; the drivers run in the thread from the beginning until `close`.
 
     Args:
-        rollouts: One tree of them, each with a fleet of engines.
+        rollouts: One tree of them, whose engines are in `fleets`.
         thread: Runs their drivers; of the whole run.
         publish: Publishes the weights of a role whose engines generate.
         stop: A true value gives up waiting for a batch.
@@ -64,17 +64,14 @@ class AsynchronousStage(Stage):
         rollouts: Sequence[OpenRollout],
         failures: FailureBudget,
         report: StepReport,
+        fleets: Mapping[RoleName, EngineFleet],
         thread: RolloutThread,
         publish: Callable[[RoleName], None],
         stop: Callable[[], bool],
         timeout_s: float,
     ) -> None:
-        self._tree = StreamingTree(rollouts, stall_timeout_s=timeout_s)
+        self._tree = StreamingTree(rollouts, fleets.values(), stall_timeout_s=timeout_s)
         self._part: RolloutPart = self._tree.root.part
-        self._fleets: dict[RoleName, EngineFleet] = {}
-        for rollout in rollouts:
-            assert rollout.fleet is not None
-            self._fleets[role_of(rollout.part.generate_node)] = rollout.fleet
         # No sample is older in publications of its own policy, nor what its prompt was made of.
         self._limits = {r.node: r.driver.scheduler.settings.max_staleness for r in rollouts}
         self._thread = thread
@@ -90,6 +87,7 @@ class AsynchronousStage(Stage):
             rollouts=rollouts,
             failures=failures,
             report=report,
+            fleets=fleets,
         )
         self._call(lambda: thread.serve(self._tree))
 

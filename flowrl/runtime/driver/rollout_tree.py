@@ -37,7 +37,6 @@ from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
 from flowrl.runtime.driver.payloads import GroupRows, Payload
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.step_report import GeneratedRollout
-from flowrl.runtime.local.engine_fleet import EngineFleet
 
 __all__ = [
     "NO_CHILDREN",
@@ -69,7 +68,6 @@ class OpenRollout:
         begin: Called before each collection (the plan's residency switches).
         switches: True if the plan has such switches, so that it cannot begin while others run.
         prompts: Makes its prompts of samples; None where it answers the data's.
-        fleet: Its engines, if they are in processes of their own.
         journal: The journal in which the driver notes events.
     """
 
@@ -78,7 +76,6 @@ class OpenRollout:
     begin: Callable[[], None]
     switches: bool = False
     prompts: ChildPrompts | None = None
-    fleet: EngineFleet | None = None
     journal: RolloutJournal | None = None
 
     @property

@@ -41,6 +41,7 @@ from flowrl.runtime.driver.rollout_tree import (
 )
 from flowrl.runtime.driver.sources import Responses, RowSamples, Source, split_rows
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
+from flowrl.runtime.local.engine_fleet import EngineFleet
 
 __all__ = ["Stage", "delivered_groups", "part_of"]
 
@@ -55,6 +56,7 @@ class Stage:
         rollouts: The open rollouts, in the graph's order.
         failures: Rewards that may fail; a step that is given up spends none.
         report: Makes a step's rows.
+        fleets: The engines of policies that have theirs in processes of their own.
 
     Attributes:
         has_learned: A step was given up that had changed weights, so that `state` is no longer
@@ -72,6 +74,7 @@ class Stage:
         rollouts: Sequence[OpenRollout],
         failures: FailureBudget,
         report: StepReport,
+        fleets: Mapping[RoleName, EngineFleet],
     ) -> None:
         self._program = program
         self._row_samples = tuple(row_samples)
@@ -79,6 +82,7 @@ class Stage:
         self._rollouts = tuple(rollouts)
         self._failures = failures
         self._report = report
+        self._fleets = dict(fleets)
         self._observed = _observed(self._rollouts, report)
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
         self._joined = joined_rollouts(program.parts)
@@ -98,13 +102,12 @@ class Stage:
 
         Engines in processes of their own are sent the weights first.
         """
-        served = [rollout for rollout in self._rollouts if rollout.driver.serves(engine)]
-        fleets = {id(rollout.fleet): rollout.fleet for rollout in served}
-        for fleet in fleets.values():
-            if fleet is not None:
+        for fleet in self._fleets.values():
+            if engine in fleet.engines:
                 fleet.publish(version, fleet.written(version))
-        for rollout in served:
-            rollout.driver.publish(version)
+        for rollout in self._rollouts:
+            if rollout.driver.serves(engine):
+                rollout.driver.publish(version)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -122,9 +125,9 @@ class Stage:
     def close(self) -> None:
         """Ends the engines and journals of the stage; idempotent."""
         with ExitStack() as stack:
+            for fleet in self._fleets.values():
+                stack.callback(fleet.close)
             for rollout in self._rollouts:
-                if rollout.fleet is not None:
-                    stack.callback(rollout.fleet.close)
                 if rollout.journal is not None:
                     stack.callback(rollout.journal.close)
 
@@ -146,9 +149,8 @@ class Stage:
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
-        for rollout in self._rollouts:
-            if rollout.fleet is not None:
-                rollout.fleet.wait_ready()  # loading a library is no part of a step
+        for fleet in self._fleets.values():
+            fleet.wait_ready()  # loading a library is no part of a step
         started = time.monotonic()
         step, items = StepBatch(number=number), self._take(self._sources)
         generated = self._generate(step, items)

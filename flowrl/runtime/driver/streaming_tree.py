@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,13 +37,15 @@ class StreamingTree(RolloutTree):
     """See the module. It is served by a `RolloutThread`, which calls everything here.
 
     Args:
-        rollouts: Those of the tree, each with a `StreamingDriver` and a fleet.
+        rollouts: Those of the tree, each with a `StreamingDriver`.
+        fleets: Their engines.
         stall_timeout_s: Seconds without progress after which a batch is given up.
     """
 
     def __init__(
         self,
         rollouts: Sequence[OpenRollout],
+        fleets: Iterable[EngineFleet],
         *,
         stall_timeout_s: float,
         clock: Clock = time.monotonic,
@@ -53,8 +55,7 @@ class StreamingTree(RolloutTree):
         for rollout in rollouts:
             assert isinstance(rollout.driver, StreamingDriver)
             self._drivers[rollout.node] = rollout.driver
-        fleets = {id(rollout.fleet): rollout.fleet for rollout in rollouts}
-        self._fleets = [fleet for fleet in fleets.values() if fleet is not None]
+        self._fleets = tuple(fleets)
         self._busy_s = self._generating_s()  # of engines, when the last batch was taken
         self._stall_timeout_s = stall_timeout_s
         self._clock = clock
@@ -116,7 +117,8 @@ class StreamingTree(RolloutTree):
             folder: The folder that `EngineFleet.written` wrote.
         """
         fleet.announce(version, folder)
-        served = [rollout.driver for rollout in self.rollouts if rollout.fleet is fleet]
+        drivers = [rollout.driver for rollout in self.rollouts]
+        served = [driver for driver in drivers if any(map(driver.serves, fleet.engines))]
         if not served[0].scheduler.settings.publication.empties:
             for engine in fleet.engines:
                 fleet.load(engine)

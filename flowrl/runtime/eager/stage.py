@@ -202,6 +202,7 @@ class EagerStage(Stage):
             rollouts=rollouts,
             failures=failures,
             report=report,
+            fleets={},
         )
         self._stage = stage
         self._node_mapping = node_mapping_of(stage)

@@ -61,6 +61,7 @@ from flowrl.runtime.environments.transcript import (
 )
 from flowrl.runtime.local.engine_restarts import Restartable
 from flowrl.runtime.scoring.pool import FailureKind
+from flowrl.runtime.workers import Waitable, wait_for_any
 from flowrl.specs import FinishReason, Sampling
 
 __all__ = ["EpisodeEngine"]
@@ -109,10 +110,9 @@ class EpisodeEngine:
     them, once this one is closed.
 
     Args:
-        engine: Generates the policy's turns; used by this engine only.
-        policies: The policies that take turns, in order; the first one's engine is `engine`.
-        others: The engines of the other policies, in order; used by this engine only, but that
-            one may be another's.
+        engines: Those of the policies that take turns, in order; used by this engine only. One
+            may stand for several policies.
+        policies: The policies that take turns, in order.
         environments: Answers them; used by this engine only.
         tokenizer: The policy's.
         item_of: The prompt of a sample, with its data row.
@@ -130,9 +130,8 @@ class EpisodeEngine:
     def __init__(
         self,
         *,
-        engine: GenerateBackend,
+        engines: Sequence[GenerateBackend],
         policies: tuple[RoleName, ...] = (),
-        others: Sequence[GenerateBackend] = (),
         environments: EnvironmentPool,
         tokenizer: Tokenizer,
         item_of: Callable[[SampleId], PromptItem],
@@ -145,7 +144,7 @@ class EpisodeEngine:
         patience_s: float = 0.25,
     ) -> None:
         self._policies = policies
-        self._turn_engines = (engine, *others)
+        self._turn_engines = tuple(engines)
         self._engines = tuple(dict.fromkeys(self._turn_engines))
         self._environments = environments
         self._tokenizer = tokenizer
@@ -155,7 +154,7 @@ class EpisodeEngine:
         self._max_length = max_length
         self._max_observation_tokens = max_observation_tokens
         self._needs_states = needs_states
-        self._num_slots = engine.num_slots if num_slots is None else num_slots
+        self._num_slots = engines[0].num_slots if num_slots is None else num_slots
         self._patience_s = patience_s
         self._patient = True
         self._numbers = itertools.count()
@@ -235,9 +234,15 @@ class EpisodeEngine:
         for engine in self._engines:
             if own := [request for asked, request in turns if asked is engine]:
                 engine.submit(own)
-        for engine in self._engines:
-            if self._generating[engine]:
-                progress += self._generate_turn(engine, timeout_s)
+        generating = [engine for engine in self._engines if self._generating[engine]]
+        away = [engine for engine in generating if isinstance(engine, Waitable)]
+        if len(generating) > 1:
+            if len(away) == len(generating):
+                wait_for_any(away, timeout_s)
+            progress += [p for e in away for p in self._generate_turn(e, 0.0)]
+            generating = [engine for engine in generating if engine not in away]
+        for engine in generating:
+            progress += self._generate_turn(engine, timeout_s)
         self._environments.flush()
         ended, self._ended = self._ended, []
         return [*progress, *ended]

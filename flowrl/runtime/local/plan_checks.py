@@ -196,8 +196,7 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
         _require_engines_of(plan, operation, engines, f"{where}: operations.{i}")
     if engines.processes and in_process:
         raise PlanError(
-            "a program that runs line by line, or whose episodes have several policies, generates "
-            "in the main process",
+            "a program that runs line by line generates in the main process",
             where=where,
             found=f"{engines.processes} engine processes of {role}",
         )

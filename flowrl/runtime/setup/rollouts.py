@@ -20,7 +20,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.graph.streaming import scores_at_once
-from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
+from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId, engine_id
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout.events import Event
 from flowrl.rollout.policies.prompts import AdmitAll, AskMissing
@@ -136,7 +136,7 @@ class DriverMaker:
         *,
         kind: Callable[..., RolloutDriver] = RolloutDriver,
         supply: PromptSupply | None = None,
-        engines: Mapping[EngineId, GenerateBackend] | None = None,
+        engines: Mapping[EngineId, Sequence[GenerateBackend]] | None = None,
         unused: UnusedSamples | None = None,
         journal: Callable[[Event], None] | None = None,
     ) -> RolloutDriver:
@@ -145,7 +145,8 @@ class DriverMaker:
         Args:
             kind: Makes the driver.
             supply: Further prompts, where batches are refilled.
-            engines: Engines that generate; by default the policy's engine in this process.
+            engines: Engines that generate, with one for each policy that takes turns; by default
+                those of the policies in this process.
             unused: Samples that the scheduler knows of already, where it was written before.
             journal: Receives every event.
         """
@@ -153,13 +154,15 @@ class DriverMaker:
         seed, purpose = self._config.seed, spec.purpose
         tokenizer = self._policies.tokenizer(spec.role)
         store = PayloadStore()
-        generating = {worker.engine_id: worker.engine} if engines is None else dict(engines)
-        if spec.episodes is not None:
-            for name, engine in generating.items():
+        generating: dict[EngineId, GenerateBackend] = {}
+        here = [self._policies[role].engine for role in (spec.role, *spec.others)]
+        for name, turns in ({worker.engine_id: here} if engines is None else engines).items():
+            generating[name] = turns[0]
+            if spec.episodes is not None:
                 # Each has an environment of its own, and so has an evaluation at the same time.
                 owner = "" if engines is None else name
                 generating[name] = self._episodes(
-                    *(spec, spec.episodes, engine, tokenizer, store), owner
+                    *(spec, spec.episodes, turns, tokenizer, store), owner
                 )
 
         def seed_of(sample: SampleId) -> int:
@@ -193,7 +196,7 @@ class DriverMaker:
         self,
         spec: RolloutSpec,
         node: Node,
-        engine: GenerateBackend,
+        engines: Sequence[GenerateBackend],
         tokenizer: Tokenizer,
         store: PayloadStore,
         owner: str,
@@ -207,9 +210,8 @@ class DriverMaker:
             return derive_seed(seed, purpose, group)
 
         return EpisodeEngine(
-            engine=engine,
+            engines=engines,
             policies=(spec.role, *spec.others),
-            others=[self._policies[role].engine for role in spec.others],
             environments=self._environment(role_of(node), owner),
             tokenizer=tokenizer,
             item_of=lambda sample: store[sample].item,
@@ -265,13 +267,14 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
     Raises:
         ConfigError: the configuration's policies are none.
     """
+    processes = (engines_of(stage.plan, role_of(node)).processes for node in part.turn_nodes)
     settings = scheduler_settings(
         stage.config.train,
         group_size=_group_size(part),
         # In a synchronous plan nothing is generated ahead, however old samples may be.
         max_staleness=stage.context.max_staleness if stage.plan.kind == ASYNCHRONOUS else 0,
         judges_groups=bool(part.ends),
-        num_engines=max(1, engines_of(stage.plan, role_of(part.generate_node)).processes),
+        num_engines=max(1, *processes),
         key=train_key(config, stage),
     )
     if part.parent is None:
@@ -361,10 +364,10 @@ class RolloutMaker:
             stack: Closes them.
         """
         fleets: dict[RoleName, EngineFleet] = {}
-        for part in self.program.parts.rollouts:
-            role = role_of(part.generate_node)
+        nodes = [node for part in self.program.parts.rollouts for node in part.turn_nodes]
+        for role in dict.fromkeys(map(role_of, nodes)):
             engines = engines_of(self.stage.plan, role)
-            if role in fleets or not engines.processes:
+            if not engines.processes:
                 continue
             fleets[role] = fleet = self.policies.open_fleet(role, engines)
             stack.callback(fleet.close)
@@ -374,7 +377,7 @@ class RolloutMaker:
         self,
         part: RolloutPart,
         run: RunNode,
-        fleet: EngineFleet | None = None,
+        fleets: Mapping[RoleName, EngineFleet],
         *,
         kind: Callable[..., RolloutDriver] = RolloutDriver,
     ) -> OpenRollout:
@@ -382,12 +385,12 @@ class RolloutMaker:
 
         Args:
             run: Runs the maps that its filters read.
-            fleet: Its engines, where they are in processes of their own.
+            fleets: The engines of roles that have theirs in processes of their own.
             kind: Makes the driver, unless prompts are generated ahead of the trainer.
         """
         train = self.stage.config.train
         if self.is_streaming:
-            assert fleet is not None
+            fleet = fleets[role_of(part.generate_node)]
             kind = partial(StreamingDriver, fleet=fleet, batch_groups=train.prompts_per_step)
         several = len(self.program.parts.rollouts) > 1
         name = self.stage.name
@@ -406,7 +409,7 @@ class RolloutMaker:
             supply=self._supply(part)
             if scheduler.settings.refill or scheduler.settings.budget is not None
             else None,
-            engines=self._engines(part, fleet),
+            engines=self._engines(part, fleets),
             unused=unused,
             journal=None if journal is None else journal.note,
         )
@@ -418,20 +421,42 @@ class RolloutMaker:
             prompts=None
             if part.prompts is None
             else ChildPrompts(part.prompts, self.policies.tokenizer(role_of(part.generate_node))),
-            fleet=fleet,
             journal=journal,
         )
 
     def _engines(
-        self, part: RolloutPart, fleet: EngineFleet | None
-    ) -> Mapping[EngineId, GenerateBackend] | None:
-        """Returns the engines of a rollout; None for the policy's own, which it has for itself."""
-        role, others = role_of(part.generate_node), self._beside(part)
-        if not any(role_of(other.generate_node) == role for other in others):
-            return None if fleet is None else fleet.engines
-        worker = self.policies[role]
-        engines = {worker.engine_id: worker.engine} if fleet is None else fleet.engines
-        return {name: self.shared.engine(e, part.node.id) for name, e in engines.items()}
+        self, part: RolloutPart, fleets: Mapping[RoleName, EngineFleet]
+    ) -> Mapping[EngineId, Sequence[GenerateBackend]] | None:
+        """Returns the engines of a rollout, with one for each turn of a round.
+
+        Where several policies take turns, as many are put together as the one with most has; those
+        of the others serve several then. None stands for the engines in this process, which the
+        rollout has for itself.
+        """
+        roles = list(map(role_of, part.turn_nodes))
+        beside = {role_of(n) for other in self._beside(part) for n in other.turn_nodes}
+        if not beside & set(roles) and not fleets.keys() & roles:
+            return None
+        engines = {
+            role: list(fleets[role].engines.values())
+            if role in fleets
+            else [self.policies[role].engine]
+            for role in roles
+        }
+        number = max(map(len, engines.values()))
+
+        def engine_of(role: RoleName, place: int) -> GenerateBackend:
+            own = engines[role]
+            engine = own[place % len(own)]
+            if role not in beside and len(own) == number:
+                return engine
+            return self.shared.engine(engine, NodeId(f"{part.node.id}[{place}]"))
+
+        found: dict[EngineId, Sequence[GenerateBackend]] = {}
+        for place in range(number):
+            of_role = {role: engine_of(role, place) for role in engines}
+            found[engine_id(roles[0], place)] = [of_role[role] for role in roles]
+        return found
 
     def _scorers(self, part: RolloutPart) -> Mapping[RoleName, Scorers]:
         """Returns the scorers of a rollout's samples."""

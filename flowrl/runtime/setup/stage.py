@@ -114,7 +114,7 @@ class StageMaker:
                 sources=sources,
                 row_samples=row_samples,
                 rollouts=[
-                    maker.make(part, visible.run_map, kind=TwoPhaseDriver)
+                    maker.make(part, visible.run_map, {}, kind=TwoPhaseDriver)
                     for part in parts.rollouts
                 ],
                 failures=self.failures,
@@ -137,28 +137,25 @@ class StageMaker:
         row_samples: Sequence[RowSamples],
         report: StepReport,
     ) -> Stage:
+        rollouts = [maker.make(part, program.run_node, fleets) for part in program.parts.rollouts]
         if not maker.is_streaming:
             return Stage(
                 program=program,
                 sources=sources,
                 row_samples=row_samples,
-                rollouts=[
-                    maker.make(part, program.run_node, fleets.get(role_of(part.generate_node)))
-                    for part in program.parts.rollouts
-                ],
+                rollouts=rollouts,
                 failures=self.failures,
                 report=report,
+                fleets=fleets,
             )
         return AsynchronousStage(
             program=program,
             sources=sources,
             row_samples=row_samples,
-            rollouts=[
-                maker.make(part, program.run_node, fleets[role_of(part.generate_node)])
-                for part in program.parts.rollouts
-            ],
+            rollouts=rollouts,
             failures=self.failures,
             report=report,
+            fleets=fleets,
             thread=self.thread(),
             publish=self.policies.publish,
             stop=self.stop,
