@@ -495,20 +495,29 @@ def test_a_tree_runs_ahead_of_the_trainer_and_children_are_as_old_as_their_paren
     check_tree(run, REFINED, 1)
 
 
-def test_a_killed_tree_goes_on_from_its_last_checkpoint(tmp_path: Path, warm: WarmProcesses):
-    config = tree_config(tmp_path)
+TREES = {
+    "refinement": REFINED,
+    "tournament": {f"rival.generate{n}": "actor.generate" for n in ("", ".2")},
+    "branching": {
+        "actor.generate.2": "actor.generate",
+        "actor.generate.3": "actor.generate.2",
+        "actor.generate.4": "actor.generate.2",
+    },
+}
+
+
+@pytest.mark.parametrize("program", TREES)
+def test_a_killed_tree_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, warm: WarmProcesses, program: str
+):
+    config = tree_config(tmp_path, program)
     config["runtime"]["checkpoint_every"] = 2
-    run = run_until_killed(warm, config, "refinement", 3)
+    run = run_until_killed(warm, config, program, 3)
     resumed(run)
     assert [step.step for step in steps_of(run)] == [1, 2, 3, 4]
-    check_tree(run, REFINED, 1)
-
-
-def test_pairs_are_compared_ahead_of_the_trainer(tmp_path: Path):
-    run = api.run(None, tree_config(tmp_path, "tournament"), display=WatchedDisplay()).folder
-    both = {f"rival.generate{n}": "actor.generate" for n in ("", ".2")}
-    check_tree(run, both, 1)
-    assert {row["end"] for row in rows_of(run)} == {"consumed"}
+    check_tree(run, TREES[program], 1)
+    if program == "tournament":
+        assert {row["end"] for row in rows_of(run)} == {"consumed"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from flowrl.cli.why import run as show_history
 from flowrl.errors import ConfigError
 from flowrl.files import read_json_lines
 from flowrl_graphs.self_refine import self_refine
-from tests.runtime import tree_programs
+from tests.runtime import many_programs, tree_programs
+from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.tiny_runs import CtrlC, Outcome, WatchedDisplay, outcome, resumed
 from tests.runtime.tree_programs import tree_of
 from tests.sizes import every
+from tests.warm_processes import WarmProcesses
 
 DRAFT, CRITIQUE, REVISION = "actor.generate", "rival.generate", "actor.generate.2"
 
@@ -171,6 +173,27 @@ def test_a_stopped_tree_goes_on_to_the_same_weights(
         fl.run(None, tree_of("refinement", tmp_path), display=pressing)
     resumed(tmp_path / "tiny")
     assert outcome(tmp_path / "tiny") == outcome(refined)
+
+
+@pytest.mark.parametrize(
+    ("program", "config_of"),
+    [
+        ("branching", tree_of),
+        pytest.param("tournament", tree_of, marks=pytest.mark.slow),
+        ("preferred_solutions", many_programs.config_of),
+    ],
+)
+def test_branches_and_pairs_go_on_bit_by_bit_killed_and_stopped(
+    tmp_path: Path, warm: WarmProcesses, program: str, config_of: Callable[..., dict[str, Any]]
+):
+    never = run_of(config_of(program, tmp_path / "never"))
+    config = config_of(program, tmp_path)
+    config["runtime"]["checkpoint_every"] = 1
+    run = run_until_killed(warm, config, program, 2)  # its checkpoint is not written yet
+    with pytest.raises(KeyboardInterrupt):
+        resumed(run, display=CtrlC(program, 2))
+    resumed(run)
+    assert outcome(run) == outcome(never)
 
 
 def _press_in_scoring(pressing: CtrlC, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,11 @@ def tournament(
 
 
 @fl.workflow
-def branching(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+def branching(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, ahead: bool = False
+) -> None:
     """Trunks that are continued from a cut, branches that are continued from another."""
+    loss = fl.loss.policy_clip(0.2) if ahead else REINFORCE
     trunk = actor.generate(prompts, n=2)
     branches = actor.generate(fl.prompts_of(trunk, cut=fl.cut.share(0.5)), n=2)
     twigs = actor.generate(fl.prompts_of(branches, cut=fl.cut.at(1)), n=1)
@@ -112,8 +115,8 @@ def branching(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> 
     values = fl.mean_of_children(verifier.score(twigs))
     fl.log("stated", fl.parse(twigs, regex=r"\d", otherwise=0.0))
     advantages = fl.advantage.group_relative(values, std="none")
-    actor.update(branches, advantages=advantages, loss=REINFORCE)
-    actor.update(again, advantages=fl.parent(advantages, of=again), loss=REINFORCE)
+    actor.update(branches, advantages=advantages, loss=loss)
+    actor.update(again, advantages=fl.parent(advantages, of=again), loss=loss)
 
 
 def whole(response: str) -> float:

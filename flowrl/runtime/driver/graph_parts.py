@@ -35,7 +35,6 @@ __all__ = [
     "RolloutPart",
     "is_due",
     "optimizer_updates",
-    "refreshed_roles",
     "role_of",
 ]
 
@@ -336,13 +335,3 @@ class RoleUse:
 
 def _has_model(node: Node) -> bool:
     return node.op in _WITH_MODEL and not is_rule_score(node)
-
-
-def refreshed_roles(graph: Graph) -> set[RoleName]:
-    """Roles that take another role's weights from time to time."""
-    found = set()
-    for node in graph.of_op(Op.SYNC):
-        edge = graph.feeding(node.id, "weights")
-        if edge is not None and graph.node(edge.src).role != node.role:
-            found.add(role_of(node))
-    return found

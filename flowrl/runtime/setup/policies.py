@@ -33,7 +33,6 @@ from flowrl.runtime.driver.graph_parts import (
     RoleUse,
     is_due,
     optimizer_updates,
-    refreshed_roles,
     role_of,
 )
 from flowrl.runtime.executor import Executor
@@ -85,7 +84,6 @@ class OpenPolicies:
         self._published = published
         self._lasting: dict[RoleName, PolicyWorker] = {}
         self._frozen_copies: dict[RoleName, PolicyWorker] = {}
-        self._refreshed: set[RoleName] = set()
         self.models: Mapping[RoleName, RoleModel] = {}
 
     def __getitem__(self, role: RoleName) -> PolicyWorker:
@@ -180,7 +178,6 @@ class OpenPolicies:
         for worker in self._frozen_copies.values():
             worker.close()
         self._frozen_copies.clear()
-        self._refreshed = refreshed_roles(stage.graph)
         for role in stage.graph.roles:
             if role not in self.use.models or self.use.source_of(role) is None:
                 continue
@@ -210,7 +207,7 @@ class OpenPolicies:
                 hint="put the folder back, or start a new run",
             )
         self._frozen_copies[role] = self._open(role, folder, fresh=False)
-        if checkpoint is not None and role in self._refreshed:
+        if checkpoint is not None:
             self._restore(role, checkpoint)
 
     def _begin_optimizers(self, stage: CompiledStage) -> None:
@@ -253,26 +250,17 @@ class OpenPolicies:
 
     # Checkpoints
 
-    def _saved(self) -> dict[RoleName, PolicyWorker]:
-        """Workers whose weights nothing but a checkpoint holds."""
-        kept = {
-            role: self._frozen_copies[role]
-            for role in self._frozen_copies
-            if role in self._refreshed
-        }
-        return {**self._lasting, **kept}
-
     def state(self) -> dict[str, object]:
         """Returns a checkpoint's state of the models, without the workers' own files."""
         return {
-            "versions": {role: worker.version for role, worker in self._saved().items()},
-            "stale": [role for role, worker in self._saved().items() if worker.stale],
+            "versions": {role: worker.version for role, worker in self.workers.items()},
+            "stale": [role for role, worker in self.workers.items() if worker.stale],
         }
 
     def save(self, folder: Path) -> None:
         """Has every worker whose weights change write its state into `folder/ROLE`."""
         writing = []
-        for role, worker in self._saved().items():
+        for role, worker in self.workers.items():
             if self._changes(role):
                 target = folder / role
                 target.mkdir()
