@@ -291,6 +291,45 @@ def run(
         command.run(_config_file(config, "run"), overrides or [], plan)
 
 
+@app.command()
+def launch(
+    config: Config,
+    overrides: Overrides = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Write a batch script for Slurm.")] = False,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a script for machines that ssh reaches, one a line."
+        ),
+    ] = None,
+    kuberay: Annotated[
+        bool, typer.Option("--kuberay", help="Write a RayJob; it needs --image and --claim.")
+    ] = False,
+    image: Annotated[str | None, typer.Option(help="An image with flowrl and Ray.")] = None,
+    claim: Annotated[
+        str | None, typer.Option(help="The PersistentVolumeClaim that holds this folder.")
+    ] = None,
+    cluster: Cluster = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write what starts a Ray cluster and a run on it: on Slurm, over ssh or on Kubernetes."""
+    from flowrl.cli import launch as command
+
+    options = command.LaunchOptions(
+        slurm=slurm,
+        hosts=hosts,
+        kuberay=kuberay,
+        image=image,
+        claim=claim,
+        cluster=cluster,
+        output=output,
+    )
+    command.run(_config_file(config, "launch"), overrides or [], options)
+
+
 @app.command("eval")
 def evaluate(
     model: Annotated[
