@@ -15,7 +15,7 @@ from flowrl.graph.ir import (
 )
 from flowrl.graph.sample_sets import results, sample_sets
 from flowrl.graph.score_sources import score_source, scoring_nodes
-from flowrl.graph.serialization import graph_from_json, graph_to_json, parse
+from flowrl.graph.serialization import graph_from_json, graph_to_json
 from flowrl.graph.verify import problems, verify
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "format_graph",
     "graph_from_json",
     "graph_to_json",
-    "parse",
     "problems",
     "results",
     "sample_sets",

@@ -1,4 +1,4 @@
-"""Reads graphs from their canonical text (`flowrl.graph.ir`); writes and reads their JSON form."""
+"""Writes graphs as JSON and reads them; reads attributes from their canonical text."""
 
 from __future__ import annotations
 
@@ -6,90 +6,16 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import asdict, replace
+from typing import Any, TypeAlias
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Attr, DType, Edge, Field, Graph, Level, Node, Op, Unit
-from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec, spec_from_json
 from flowrl.user_lines import SourceRef
 
-_E = TypeVar("_E", Op, Unit, DType, Level)
-
-_HEAD = re.compile(r"graph (?P<name>.+) (?P<level>\w+)")
-_NODE = re.compile(r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: in (?P<region>\S+))?")
-_IN = re.compile(r"in (?P<arg>\w+) = (?P<src>\S+)\{(?P<fields>[\w., -]*)\}(?P<carried> next step)?")
-_ATTR = re.compile(r"attr (?P<name>\w+) = (?P<value>.+)")
-_OUT = re.compile(r"out (?P<name>\w+): (?P<dtype>\w+)/(?P<unit>\w+)")
 _SPEC = re.compile(r"(?P<family>\w+):(?P<kind>\w+)\((?P<body>.*)\)")
 _SPEC_FIELD = re.compile(r'(?P<name>\w+)=(?P<value>"(?:[^"\\]|\\.)*"|[^,]+)(?:, |$)')
-
-
-def parse(text: str) -> Graph:
-    """Returns the graph that `format_graph` wrote.
-
-    Raises:
-        GraphError: a line that is not of the form; `where` is its number.
-    """
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    head = _HEAD.fullmatch(lines[0][1]) if lines else None
-    if head is None:
-        raise _bad(1, lines[0][1] if lines else "", "graph NAME LEVEL")
-    nodes: list[Node] = []
-    edges: list[Edge] = []
-    for number, line in lines[1:]:
-        if not line.startswith("  "):
-            nodes.append(_parse_node(number, line))
-        elif not nodes:
-            raise _bad(number, line, "a node, before what belongs to it")
-        else:
-            nodes[-1] = _parse_detail(number, line.strip(), nodes[-1], edges)
-    level = _member(lines[0][0], Level, head["level"])
-    return Graph(name=head["name"], level=level, nodes=tuple(nodes), edges=tuple(edges))
-
-
-def _parse_node(number: int, line: str) -> Node:
-    found = _NODE.fullmatch(line)
-    if found is None:
-        raise _bad(number, line, "NODE = OP [by ROLE] [in REGION]")
-    return Node(
-        id=NodeId(found["id"]),
-        op=_member(number, Op, found["op"]),
-        role=RoleName(found["role"]) if found["role"] else None,
-        region=found["region"],
-    )
-
-
-def _parse_detail(number: int, line: str, node: Node, edges: list[Edge]) -> Node:
-    if found := _IN.fullmatch(line):
-        names = tuple(name for name in found["fields"].split(", ") if name)
-        edges.append(
-            Edge(
-                src=NodeId(found["src"]),
-                dst=node.id,
-                argument=found["arg"],
-                fields=names,
-                carried=found["carried"] is not None,
-            )
-        )
-        return replace(node, inputs=(*node.inputs, found["arg"]))
-    if found := _ATTR.fullmatch(line):
-        try:
-            value = parse_attr(found["value"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _bad(number, line, "a JSON value or FAMILY:KIND(FIELD=VALUE, ...)") from error
-        return replace(node, attrs=(*node.attrs, (found["name"], value)))
-    if found := _OUT.fullmatch(line):
-        field = Field(
-            name=found["name"],
-            dtype=_member(number, DType, found["dtype"]),
-            unit=_member(number, Unit, found["unit"]),
-        )
-        return replace(node, outputs=(*node.outputs, field))
-    raise _bad(
-        number, line, "in ARGUMENT = NODE{FIELDS}, attr NAME = VALUE, or out NAME: DTYPE/UNIT"
-    )
 
 
 def parse_attr(text: str) -> Attr:
@@ -116,22 +42,6 @@ def _parse_scalar(text: str) -> Scalar:
     return value
 
 
-def _member(number: int, kind: type[_E], text: str) -> _E:
-    try:
-        return kind(text)
-    except ValueError:
-        raise _bad(number, text, "one of " + ", ".join(kind)) from None
-
-
-def _bad(number: int, line: str, expected: str) -> GraphError:
-    return GraphError(
-        "not a graph in the canonical text form",
-        where=f"line {number}",
-        found=line,
-        expected=expected,
-    )
-
-
 # The JSON form: run folders and plans hold it, and `--json` prints it.
 
 GRAPH_VERSION = 2
@@ -149,35 +59,13 @@ def graph_to_json(graph: Graph) -> dict[str, Json]:
         "name": graph.name,
         "level": str(graph.level),
         "nodes": [_node_to_json(node) for node in graph.nodes],
-        "edges": [
-            {
-                "src": edge.src,
-                "dst": edge.dst,
-                "argument": edge.argument,
-                "fields": list(edge.fields),
-                "carried": edge.carried,
-            }
-            for edge in graph.edges
-        ],
+        "edges": [asdict(edge) for edge in graph.edges],
     }
 
 
 def _node_to_json(node: Node) -> dict[str, Json]:
-    source: Json = None
-    if node.source is not None:
-        source = {"file": node.source.file, "line": node.source.line}
-    return {
-        "id": node.id,
-        "op": str(node.op),
-        "role": node.role,
-        "inputs": list(node.inputs),
-        "outputs": [
-            {"name": f.name, "dtype": str(f.dtype), "unit": str(f.unit)} for f in node.outputs
-        ],
-        "attrs": {name: _attr_to_json(value) for name, value in node.attrs},
-        "region": node.region,
-        "source": source,
-    }
+    attrs = {name: _attr_to_json(value) for name, value in node.attrs}
+    return {**asdict(replace(node, attrs=())), "attrs": attrs}
 
 
 def _attr_to_json(value: Attr) -> Json:
@@ -205,16 +93,17 @@ def _attr_from_json(value: Any) -> Any:
     return spec_from_json(fields.pop("family"), fields)
 
 
-def graph_from_json(value: Mapping[str, Json]) -> Graph:
+def graph_from_json(value: object) -> Graph:
     """Returns the graph that `graph_to_json` wrote.
 
     Raises:
         GraphError: another version, or a value that is not a graph.
     """
-    if value.get("version") != GRAPH_VERSION:
+    version = value.get("version") if isinstance(value, Mapping) else None
+    if version != GRAPH_VERSION:
         raise GraphError(
             "a graph of another version",
-            found=f"version {value.get('version')}",
+            found=f"version {version}",
             expected=f"version {GRAPH_VERSION}",
             hint="compile the workflow again",
         )
@@ -235,17 +124,14 @@ def _read_graph(value: Any) -> Graph:
 
 
 def _read_node(node: Any) -> Node:
-    outputs = [
-        Field(name=field["name"], dtype=DType(field["dtype"]), unit=Unit(field["unit"]))
-        for field in node["outputs"]
-    ]
-    return Node(
-        id=node["id"],
-        op=Op(node["op"]),
-        role=node["role"],
-        inputs=tuple(node["inputs"]),
-        outputs=tuple(outputs),
-        attrs=tuple((name, _attr_from_json(attr)) for name, attr in node["attrs"].items()),
-        region=node["region"],
-        source=None if node["source"] is None else SourceRef(**node["source"]),
-    )
+    read = {
+        "op": Op(node["op"]),
+        "inputs": tuple(node["inputs"]),
+        "outputs": tuple(
+            Field(name=field["name"], dtype=DType(field["dtype"]), unit=Unit(field["unit"]))
+            for field in node["outputs"]
+        ),
+        "attrs": tuple((name, _attr_from_json(attr)) for name, attr in node["attrs"].items()),
+        "source": None if node["source"] is None else SourceRef(**node["source"]),
+    }
+    return Node(**{**node, **read})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flowrl.algo.resolve import _TABLE
-from flowrl.graph import Graph, Level, Node, Op, format_graph, parse
+from flowrl.graph import Graph, Level, Node, Op, format_graph
 from flowrl.ids import NodeId
 from flowrl.specs import KL, GroupRelative, Spec, spec_from_json
 from flowrl.specs.advantage import (
@@ -29,6 +29,7 @@ from flowrl.specs.advantage import (
 from flowrl.specs.base import wrong_fields
 from flowrl.specs.filters import BestAndWorst, Difficulty, Threshold, Top, ZeroVariance
 from flowrl.specs.maps import CosineLength, Repetition, SoftOverlong, StopProperly
+from tests.graph_text import parse
 
 SPECS: list[Spec] = [
     GroupRelative(std="group_others", mean="group_others", zero_std="divide", variance_floor=1e-6),

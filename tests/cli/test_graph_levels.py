@@ -9,7 +9,8 @@ import pytest
 
 from flowrl.cli.graph import GraphOptions, run
 from flowrl.errors import ConfigError
-from flowrl.graph import Level, graph_from_json, parse
+from flowrl.graph import Level, graph_from_json
+from tests.graph_text import parse
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CONFIG = str(CONFIGS / "ppo.yaml")

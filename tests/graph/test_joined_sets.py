@@ -11,10 +11,11 @@ import flowrl as fl
 from flowrl.compiler import lower
 from flowrl.cost.demand import samples_per_prompt
 from flowrl.errors import FlowError, GraphError, TraceError
-from flowrl.graph import graph_from_json, graph_to_json, parse
+from flowrl.graph import graph_from_json, graph_to_json
 from flowrl.graph.sample_sets import sampling_nodes
 from flowrl.passes import Context, run_passes
 from flowrl.specs import RowCondition
+from tests.graph_text import parse
 
 
 def preferring(make: Callable[..., Any]) -> fl.Workflow:

@@ -11,11 +11,12 @@ import flowrl as fl
 from flowrl.compiler import lower
 from flowrl.cost.demand import samples_per_prompt
 from flowrl.errors import GraphError, TraceError
-from flowrl.graph import Op, graph_from_json, graph_to_json, parse, sample_sets
+from flowrl.graph import Op, graph_from_json, graph_to_json, sample_sets
 from flowrl.graph.ir import format_graph
 from flowrl.graph.sample_sets import parents_of
 from flowrl.graph.sample_trees import data_prompts
 from flowrl.specs.prompts import PromptTemplate
+from tests.graph_text import parse
 
 CRITIQUE = "{prompt}{response}\nCritique:"
 

@@ -23,12 +23,12 @@ from flowrl.graph import (
     format_graph,
     graph_from_json,
     graph_to_json,
-    parse,
 )
 from flowrl.specs import KL, GroupRelative, OwnLoss, PolicyClip, Sampling
 from flowrl.specs.filters import Difficulty, ZeroVariance
 from flowrl.specs.grammar import Regex
 from flowrl.user_lines import SourceRef
+from tests.graph_text import parse
 
 names = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
 floats = st.floats(allow_nan=False)

@@ -11,21 +11,14 @@ import pytest
 import flowrl as fl
 from flowrl.cost import ModelShape, Workload, model_flops
 from flowrl.errors import ConfigError, GraphError
-from flowrl.graph import (
-    Graph,
-    Level,
-    format_graph,
-    graph_from_json,
-    graph_to_json,
-    parse,
-    verify,
-)
+from flowrl.graph import Graph, Level, format_graph, graph_from_json, graph_to_json, verify
 from flowrl.passes import PASSES, Context, PassRecord, RoleCost, pass_names, run_passes
 from flowrl.passes.annotate_cost import annotate_cost
 from flowrl.passes.insert_weight_sync import insert_weight_sync
 from flowrl.passes.logprobs import bind_behaviour_logprobs
 from flowrl.passes.simplify import drop_dead_nodes, drop_zero_kl, fill_defaults
 from flowrl.specs import CrossEntropy, GroupRelative, PolicyClip, Sampling
+from tests.graph_text import parse
 
 _SHAPE = ModelShape.from_hf_config(
     {

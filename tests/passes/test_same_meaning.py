@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.graph import Level, Op, format_graph, graph_from_json, graph_to_json, parse
+from flowrl.graph import Level, Op, format_graph, graph_from_json, graph_to_json
 from flowrl.passes import PASSES, Context, run_passes
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
+from tests.graph_text import parse
 from tests.passes.interpreter import run_steps
 from tests.passes.random_programs import COPIES, Lesson, contexts, programs, traced
 

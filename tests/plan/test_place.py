@@ -15,11 +15,11 @@ from flowrl.graph import (
     format_graph,
     graph_from_json,
     graph_to_json,
-    parse,
     problems,
     verify,
 )
 from flowrl.plan import place
+from tests.graph_text import parse
 from tests.plan.workflows import lowered, play, ppo, requested, two_rollouts
 
 PROGRAMS = [ppo, play, two_rollouts]

@@ -10,7 +10,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import GraphError, TraceError
-from flowrl.graph import Graph, Unit, format_graph, parse, verify
+from flowrl.graph import Graph, Unit, format_graph, verify
 from flowrl.passes import Context, run_passes
 from flowrl.specs import GroupRelative
 from flowrl.specs.advantage import (
@@ -23,6 +23,7 @@ from flowrl.specs.advantage import (
     PassAtK,
     ReinforcePP,
 )
+from tests.graph_text import parse
 
 Make = Callable[..., fl.Advantages]
 

@@ -9,9 +9,10 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import FlowError, GraphError
-from flowrl.graph import Graph, format_graph, graph_from_json, graph_to_json, parse, verify
+from flowrl.graph import Graph, format_graph, graph_from_json, graph_to_json, verify
 from flowrl.passes import Context, run_passes
 from flowrl.specs.advantage import GAE, ReinforcePP
+from tests.graph_text import parse
 
 
 @fl.map(reads="token_reward", gives="token_reward", per_sample=True)

@@ -11,17 +11,10 @@ import pytest
 import flowrl as fl
 from flowrl.compiler import lower
 from flowrl.errors import GraphError
-from flowrl.graph import (
-    Op,
-    format_graph,
-    graph_from_json,
-    graph_to_json,
-    parse,
-    problems,
-    sample_sets,
-)
+from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, problems, sample_sets
 from flowrl.specs.cut import CutLeastLikely, CutSpec
 from flowrl.specs.maps import WinRate
+from tests.graph_text import parse
 from tests.program.refusals import line_with, refused
 
 HERE = Path(__file__)

@@ -10,17 +10,11 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import TraceError
-from flowrl.graph import (
-    format_attr,
-    format_graph,
-    graph_from_json,
-    graph_to_json,
-    parse,
-    problems,
-)
+from flowrl.graph import format_attr, format_graph, graph_from_json, graph_to_json, problems
 from flowrl.graph.serialization import parse_attr
 from flowrl.specs import KL, GroupRelative, LossSpec
 from flowrl.specs.base import wrong_fields
+from tests.graph_text import parse
 
 loss = fl.loss
 

@@ -9,16 +9,9 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import FlowError, GraphError, TraceError
-from flowrl.graph import (
-    Op,
-    format_graph,
-    graph_from_json,
-    graph_to_json,
-    parse,
-    problems,
-    verify,
-)
+from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, problems, verify
 from flowrl.program.workflow import Workflow
+from tests.graph_text import parse
 
 
 @fl.map(reads=("score", "response_mask"), gives="score", per_sample=True)

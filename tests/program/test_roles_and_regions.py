@@ -8,18 +8,11 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import ConfigError, FlowError, GraphError, TraceError
-from flowrl.graph import (
-    Op,
-    format_graph,
-    graph_from_json,
-    graph_to_json,
-    parse,
-    sample_sets,
-    verify,
-)
+from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, sample_sets, verify
 from flowrl.graph.sample_sets import sampling_node
 from flowrl.passes import Context, run_passes
 from flowrl.specs.filters import Turns
+from tests.graph_text import parse
 
 
 @fl.workflow

@@ -10,10 +10,11 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import GraphError
-from flowrl.graph import format_graph, graph_from_json, graph_to_json, parse
+from flowrl.graph import format_graph, graph_from_json, graph_to_json
 from flowrl.graph.verify import problems
 from flowrl.passes import Context, run_passes
 from flowrl.viz.labels import node_notes
+from tests.graph_text import parse
 from tests.program.refusals import line_with, refused
 
 

@@ -10,11 +10,12 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import GraphError
-from flowrl.graph import Graph, Op, format_graph, graph_from_json, graph_to_json, parse
+from flowrl.graph import Graph, Op, format_graph, graph_from_json, graph_to_json
 from flowrl.graph.verify import problems
 from flowrl.passes import Context, run_passes
 from flowrl.passes.logprobs import decisions_on_old_logprobs
 from flowrl.viz.labels import node_notes
+from tests.graph_text import parse
 from tests.program.refusals import line_with, refused
 
 

@@ -423,9 +423,9 @@ def test_a_reference_whose_kept_weights_are_gone_is_not_made_of_trained_ones(tmp
 
 def test_a_run_goes_on_where_its_graph_costs_something_else(tmp_path: Path, straight: Outcome):
     run = stopped(tmp_path, CtrlC("grpo", 1))
-    written = run / "graph.grpo.txt"
+    written = run / "graph.grpo.json"
     text = written.read_text()
-    written.write_text(re.sub(r"flops=\d+", "flops=1", text))
+    written.write_text(re.sub(r'"flops": \d+', '"flops": 1', text))
     assert written.read_text() != text
     resumed(run)
     assert outcome(run) == straight

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrl.graph import Graph, Level, parse
+from flowrl.graph import Graph, Level
 from flowrl.viz import render_diff
+from tests.graph_text import parse
 
 BASE = """graph one traced
 

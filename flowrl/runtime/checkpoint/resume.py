@@ -20,7 +20,8 @@ from pathlib import Path
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, ConfigError
-from flowrl.graph import Graph, format_graph, graph_to_json, parse
+from flowrl.files import decode_json
+from flowrl.graph import Graph, format_graph, graph_from_json, graph_to_json
 from flowrl.observe.display import Display, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
@@ -134,10 +135,15 @@ def _check_files(files: InputFiles, accept_changes: bool) -> list[str]:
 def _check_graphs(stages: Sequence[CompiledStage], path: Path, accept_changes: bool) -> None:
     """Checks that the graphs are those the run began with; source lines may have moved."""
     for stage in stages:
-        written = path / f"graph.{stage.name}.txt"
+        written = path / f"graph.{stage.name}.json"
         if not written.is_file():
             continue
-        began = parse(written.read_text(encoding="utf-8"))
+        try:
+            began = graph_from_json(decode_json(written.read_bytes()))
+        except ValueError as error:
+            raise CheckpointError(
+                "the graph of a run cannot be read", where=str(written), found=str(error)
+            ) from None
         if _without_costs(began) == _without_costs(stage.graph):
             continue
         if accept_changes and _structure(began) == _structure(stage.graph):
