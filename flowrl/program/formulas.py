@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args, overload
 
 from flowrl.graph.ir import Field, Op, Unit, called, held_field, names_of
 from flowrl.graph.signatures import (
@@ -53,10 +53,19 @@ from flowrl.program.operation import (
 )
 from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Replay, Scalar, SelectSpec
-from flowrl.specs.advantage import OptimalTokenBaseline, Per, ReinforcePP, ReMax, UserAdvantage
+from flowrl.specs.advantage import (
+    FIELDS,
+    OptimalTokenBaseline,
+    OwnAdvantage,
+    Per,
+    ReinforcePP,
+    ReMax,
+)
+from flowrl.specs.base import format_list
 from flowrl.specs.filters import BestAndWorst, Turns
-from flowrl.specs.maps import UserMap, WeightedSum, split_key
+from flowrl.specs.maps import OwnMap, WeightedSum, declared_fields, split_key
 from flowrl.specs.names import operation
+from flowrl.specs.user_functions import MarkedFunction, names_among
 from flowrl.user_lines import trace_error
 
 # Advantages.
@@ -144,7 +153,7 @@ def returns_of(advantages: Advantages, spec: AdvantageSpec) -> Returns:
 _Given = TypeVar("_Given", Advantages, tuple[Advantages, Returns])
 
 
-class OwnAdvantage(UserAdvantage, Generic[_Given]):
+class UserAdvantage(MarkedFunction[OwnAdvantage], Generic[_Given]):
     """An advantage of the user's own, to be called inside a workflow.
 
     Its type says whether it gives a critic's targets too.
@@ -192,18 +201,18 @@ class OwnAdvantage(UserAdvantage, Generic[_Given]):
 @overload
 def own_advantage(
     *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[False] = False
-) -> Callable[[Callable[..., object]], OwnAdvantage[Advantages]]: ...
+) -> Callable[[Callable[..., object]], UserAdvantage[Advantages]]: ...
 
 
 @overload
 def own_advantage(
     *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[True]
-) -> Callable[[Callable[..., object]], OwnAdvantage[tuple[Advantages, Returns]]]: ...
+) -> Callable[[Callable[..., object]], UserAdvantage[tuple[Advantages, Returns]]]: ...
 
 
 def own_advantage(
     *, per: Per = "sample", needs: str | Iterable[str] = (), returns: bool = False
-) -> Callable[[Callable[..., object]], OwnAdvantage[Any]]:
+) -> Callable[[Callable[..., object]], UserAdvantage[Any]]:
     """Makes an advantage of a function `(batch, *, option=default, ...)`.
 
     The function is given an `AdvantageBatch` (`flowrl.algo.advantages`) with scores, groups and the
@@ -211,10 +220,20 @@ def own_advantage(
 
     Args:
         per: What it gives one number for: `sample` or `token`.
-        needs: Fields of the batch that it reads.
+        needs: Fields of the batch that it reads, of `FIELDS`; one number a token needs the mask.
         returns: Whether it returns an `AdvantageResult` with a critic's targets.
+
+    Raises:
+        TraceError: No plan can name the function, or a field does not exist.
     """
-    return OwnAdvantage.mark(per=per, needs=needs, returns=returns)
+    names_among(per, get_args(Per), what="per of fl.advantage.own")
+    fields = names_among(needs, FIELDS, what="field of an advantage")
+    if (per == "token" or returns) and "mask" not in fields:
+        fields = ("mask", *fields)
+    reads = format_list(fields)
+    return lambda function: UserAdvantage(
+        function, kind="advantage", make=OwnAdvantage, reads=reads, per=per, returns=returns
+    )
 
 
 # Filters and selections.
@@ -332,7 +351,7 @@ _MAPPED: Mapping[tuple[Field, ...], type[MappedNumbers]] = {
 _M = TypeVar("_M")
 
 
-class OwnMap(UserMap, Generic[_M]):
+class UserMap(MarkedFunction[OwnMap], Generic[_M]):
     """A map of the user's own, to be called inside a workflow; its type says what it gives."""
 
     def __call__(self, *handles: Handle, **options: Scalar) -> _M:
@@ -353,31 +372,31 @@ class OwnMap(UserMap, Generic[_M]):
 @overload
 def map_of(
     *, reads: str | Iterable[str], gives: Literal["score"] = "score", per_sample: bool = False
-) -> Callable[[Callable[..., object]], OwnMap[Scores]]: ...
+) -> Callable[[Callable[..., object]], UserMap[Scores]]: ...
 
 
 @overload
 def map_of(
     *, reads: str | Iterable[str], gives: Literal["token_reward"], per_sample: bool = False
-) -> Callable[[Callable[..., object]], OwnMap[TokenRewards]]: ...
+) -> Callable[[Callable[..., object]], UserMap[TokenRewards]]: ...
 
 
 @overload
 def map_of(
     *, reads: str | Iterable[str], gives: Literal["logprobs"], per_sample: bool = False
-) -> Callable[[Callable[..., object]], OwnMap[Logprobs]]: ...
+) -> Callable[[Callable[..., object]], UserMap[Logprobs]]: ...
 
 
 @overload
 def map_of(
     *, reads: str | Iterable[str], gives: Literal["advantage"], per_sample: bool = False
-) -> Callable[[Callable[..., object]], OwnMap[Advantages]]: ...
+) -> Callable[[Callable[..., object]], UserMap[Advantages]]: ...
 
 
 @overload
 def map_of(
     *, reads: str | Iterable[str], gives: str | Iterable[str], per_sample: bool = False
-) -> Callable[[Callable[..., object]], OwnMap[Any]]: ...
+) -> Callable[[Callable[..., object]], UserMap[Any]]: ...
 
 
 def map_of(
@@ -385,7 +404,7 @@ def map_of(
     reads: str | Iterable[str],
     gives: str | Iterable[str] = "score",
     per_sample: bool = False,
-) -> Callable[[Callable[..., object]], OwnMap[Any]]:
+) -> Callable[[Callable[..., object]], UserMap[Any]]:
     """`@fl.map(...)`: makes a map of a function `(batch, *, option=default, ...)`.
 
     The function computes with numpy, on the batch that `flowrl.algo.maps.MapBatch` describes.
@@ -397,7 +416,8 @@ def map_of(
         per_sample: Whether what it gives of a sample depends on that sample alone; then it may
             come before a filter.
     """
-    return OwnMap.mark(reads=reads, gives=gives, per_sample=per_sample)
+    declared = declared_fields(reads, gives)
+    return lambda function: UserMap(function, kind="map", make=OwnMap, alone=per_sample, **declared)
 
 
 @operation

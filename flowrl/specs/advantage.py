@@ -11,9 +11,8 @@ can also compute an advantage:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from flowrl.specs.base import (
     USER_OPTIONS,
@@ -23,12 +22,11 @@ from flowrl.specs.base import (
     Range,
     Share,
     Spec,
-    format_list,
     list_of,
     option,
 )
 from flowrl.specs.kl import Estimator
-from flowrl.specs.user_functions import MarkedFunction, Options, names_among
+from flowrl.specs.user_functions import Options
 
 Scale: TypeAlias = Literal["group", "batch", "none", "group_others"]
 """The divisor of centred scores: the standard deviation of their group, of the batch, none, or that
@@ -417,38 +415,3 @@ class OwnAdvantage(AdvantageSpec):
     def gives_returns(self) -> bool:
         """True if the function declares that it computes a critic's targets."""
         return self.returns
-
-
-class UserAdvantage(MarkedFunction[OwnAdvantage]):
-    """A function marked as an advantage."""
-
-    @classmethod
-    def mark(
-        cls, *, per: Per = "sample", needs: str | Iterable[str] = (), returns: bool = False
-    ) -> Callable[[Callable[..., Any]], Self]:
-        """Makes an advantage of a function `(batch, *, option=default, ...)`.
-
-        The function gets an `AdvantageBatch` with scores, groups and the fields that it declares,
-        and returns an array: `[N]`, or `[N, T]` with `per="token"`, where values off the mask are
-        not read.
-
-        Args:
-            per: The unit of the result.
-            needs: The fields of the batch that it reads, of `FIELDS`.
-            returns: True if it returns an `AdvantageResult` with a critic's targets.
-
-        Raises:
-            TraceError: No plan can name the function, or a field does not exist.
-        """
-        names_among(per, get_args(Per), what="per of fl.advantage.own")
-        fields = names_among(needs, FIELDS, what="field of an advantage")
-        if (per == "token" or returns) and "mask" not in fields:
-            fields = ("mask", *fields)
-        return lambda function: cls(
-            function,
-            kind="advantage",
-            make=OwnAdvantage,
-            reads=format_list(fields),
-            per=per,
-            returns=returns,
-        )

@@ -16,9 +16,9 @@ of `fl.shaping` document the fields that are their arguments too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, ClassVar, Self, TypeAlias
 
 from flowrl.specs.base import (
     USER_OPTIONS,
@@ -32,7 +32,7 @@ from flowrl.specs.base import (
     list_of,
     option,
 )
-from flowrl.specs.user_functions import MarkedFunction, Options
+from flowrl.specs.user_functions import Options
 from flowrl.user_lines import trace_error
 from flowrl.wording import suggestion
 
@@ -230,45 +230,20 @@ class OwnMap(MapSpec):
         return self.alone
 
 
-class UserMap(MarkedFunction[OwnMap]):
-    """A function marked as a map."""
+def declared_fields(reads: str | Iterable[str], gives: str | Iterable[str]) -> dict[str, str]:
+    """Returns the fields `keys` and `fields` of an `OwnMap` from the declarations of its function.
 
-    @classmethod
-    def mark(
-        cls,
-        *,
-        reads: str | Iterable[str],
-        gives: str | Iterable[str] = "score",
-        per_sample: bool = False,
-    ) -> Callable[[Callable[..., Any]], Self]:
-        """Makes a map of a function `(batch, *, option=default, ...)`; see `flowrl.algo.maps`.
-
-        Args:
-            reads: The keys of fields: `score`, `score_2`, `tokens`, `response_mask`, `text`,
-                `row.topic`, ...
-            gives: The fields: `score`, or `name/unit` and `name: dtype/unit` with the units
-                `samples` and `tokens`; the default dtype is float32.
-            per_sample: True if the result for a sample depends on that sample alone.
-
-        Raises:
-            TraceError: No plan can name the function, or a field has no unit.
-        """
-        keys = (reads,) if isinstance(reads, str) else tuple(dict.fromkeys(reads))
-        texts = (gives,) if isinstance(gives, str) else tuple(gives)
-        if not keys or not texts:
-            raise trace_error("a map needs at least one field in reads= and gives=")
-        _check_keys(keys)
-        given = [_field(text) for text in texts]
-        _check_given(given)
-        fields = format_list(map(_format_field, given))
-        return lambda function: cls(
-            function,
-            kind="map",
-            make=OwnMap,
-            keys=format_list(keys),
-            fields=fields,
-            alone=per_sample,
-        )
+    Raises:
+        TraceError: A key or a field cannot be, or there is none.
+    """
+    keys = (reads,) if isinstance(reads, str) else tuple(dict.fromkeys(reads))
+    texts = (gives,) if isinstance(gives, str) else tuple(gives)
+    if not keys or not texts:
+        raise trace_error("a map needs at least one field in reads= and gives=")
+    _check_keys(keys)
+    given = [_field(text) for text in texts]
+    _check_given(given)
+    return {"keys": format_list(keys), "fields": format_list(map(_format_field, given))}
 
 
 _FIELD = re.compile(r"(?P<name>[A-Za-z_]\w*)\s*(?::\s*(?P<dtype>\w+)\s*)?/\s*(?P<unit>\w+)")

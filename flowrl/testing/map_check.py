@@ -46,7 +46,8 @@ from flowrl.graph.signatures import (
     TURN,
     VALUES,
 )
-from flowrl.specs.maps import ROW_PREFIX, MapSpec, UserMap, split_key
+from flowrl.program.formulas import UserMap
+from flowrl.specs.maps import ROW_PREFIX, MapSpec, split_key
 from flowrl.testing.failed_checks import failed_checks
 
 __all__ = ["check_map"]
@@ -82,7 +83,7 @@ _RTOL, _ATOL = 1e-4, 1e-6
 
 
 def check_map(
-    checked: MapSpec | UserMap,
+    checked: MapSpec | UserMap[Any],
     *,
     seeds: Sequence[int] = (0, 1, 2),
     fields: Mapping[str, str] | None = None,

@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import flowrl as fl
 from flowrl.algo.advantages import AdvantageBatch, AdvantageResult, rewards_to_go, token_rewards
 from flowrl.algo.corrections import Segments
 from flowrl.algo.losses import TokenBatch, TokenLoss
 from flowrl.algo.maps import MapBatch
 from flowrl.specs import loss
-from flowrl.specs.advantage import UserAdvantage
-from flowrl.specs.maps import UserMap
 
 
 @loss.own(needs=("advantages", "behaviour_logprobs"), corrects_behaviour=True, proportional=True)
@@ -108,13 +107,13 @@ def undeclared(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     return -batch.advantages * logprobs  # type: ignore[operator]
 
 
-@UserAdvantage.mark()
+@fl.advantage.own()
 def doubled(batch: AdvantageBatch, *, factor: float = 2.0) -> npt.NDArray[np.floating]:
     """Scores times a factor."""
     return factor * batch.scores
 
 
-@UserAdvantage.mark(per="token", needs=("values", "token_rewards"), returns=True)
+@fl.advantage.own(per="token", needs=("values", "token_rewards"), returns=True)
 def to_go(batch: AdvantageBatch, *, gamma: float = 1.0) -> AdvantageResult:
     """Rewards-to-go minus values."""
     assert batch.mask is not None
@@ -127,38 +126,38 @@ def to_go(batch: AdvantageBatch, *, gamma: float = 1.0) -> AdvantageResult:
     )
 
 
-@UserAdvantage.mark(per="token")
+@fl.advantage.own(per="token")
 def per_sample_by_mistake(batch: AdvantageBatch) -> npt.NDArray[np.floating]:
     """`[N]`, where `[N, T]` was declared."""
     return batch.scores
 
 
-@UserAdvantage.mark()
+@fl.advantage.own()
 def infinite(batch: AdvantageBatch) -> npt.NDArray[np.floating]:
     """Not finite."""
     return np.where(batch.scores > 0, np.inf, 0.0)
 
 
-@UserMap.mark(reads=("score", "response_mask"), gives="score", per_sample=True)
+@fl.map(reads=("score", "response_mask"), gives="score", per_sample=True)
 def brief(batch: MapBatch, *, scale: float = 0.1) -> npt.NDArray[np.floating]:
     """The score less a price of each response token."""
     return np.asarray(batch["score"], np.float64) - scale * batch.lengths
 
 
-@UserMap.mark(reads=("score", "score_2"), gives=("gap/samples", "near: bool/tokens"))
+@fl.map(reads=("score", "score_2"), gives=("gap/samples", "near: bool/tokens"))
 def compared(batch: MapBatch) -> Mapping[str, npt.ArrayLike]:
     """How two scores differ, and whether they are near, at every token."""
     gap = np.asarray(batch["score"], np.float64) - np.asarray(batch["score_2"], np.float64)
     return {"gap": gap, "near": batch.spread(np.abs(gap) < 0.5)}
 
 
-@UserMap.mark(reads="score", gives=("first/samples", "second/samples"))
+@fl.map(reads="score", gives=("first/samples", "second/samples"))
 def forgetful(batch: MapBatch) -> npt.ArrayLike:
     """Gives one of two fields."""
     return batch["score"]
 
 
-@UserMap.mark(reads="score", gives="rank: int64/samples")
+@fl.map(reads="score", gives="rank: int64/samples")
 def fractional(batch: MapBatch) -> npt.ArrayLike:
     """Floats, where whole numbers were declared."""
     return np.asarray(batch["score"], np.float64) / 2
@@ -184,6 +183,6 @@ def plain(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     return -logprobs
 
 
-@UserAdvantage.mark(needs="mask")
+@fl.advantage.own(needs="mask")
 def close(batch: AdvantageBatch) -> Any:
     return batch.masks.sum(1)  # type: ignore[attr-defined]

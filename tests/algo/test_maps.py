@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import flowrl as fl
 from flowrl.algo.maps import MapBatch
 from flowrl.algo.resolve import resolve_map, resolve_select
 from flowrl.errors import DataError, RewardError, TraceError
@@ -26,7 +27,6 @@ from flowrl.specs.maps import (
     ShapingSpec,
     SoftOverlong,
     StopProperly,
-    UserMap,
     WeightedSum,
     WinRate,
     split_key,
@@ -190,7 +190,7 @@ def test_no_samples_are_mapped_to_none() -> None:
     ],
 )
 def test_a_map_of_no_use_is_told_with_the_functions_line(
-    mapped: UserMap, message: str, more: str
+    mapped: Any, message: str, more: str
 ) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         resolve_map(mapped.spec())(batch_of())
@@ -219,7 +219,7 @@ def text(batch: MapBatch) -> npt.ArrayLike:
     ],
 )
 def test_numbers_of_the_wrong_kind_are_refused(function: Any, message: str) -> None:
-    spec = UserMap.mark(reads="score")(function).spec()
+    spec = fl.map(reads="score")(function).spec()
     with pytest.raises(TraceError, match=message):
         resolve_map(spec)(batch_of())
 
@@ -238,7 +238,7 @@ def test_a_declaration_of_a_map_that_makes_no_sense_is_refused(
     declared: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TraceError, match=message):
-        UserMap.mark(**declared)
+        fl.map(**declared)
 
 
 def said(*texts: str) -> MapBatch:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flowrl as fl
 from flowrl.algo.advantages import AdvantageBatch, token_rewards
 from flowrl.algo.advantages.token import gae, optimal_token_baseline, reinforce_pp, remax
 from flowrl.algo.resolve import resolve_advantage
@@ -24,7 +25,6 @@ from flowrl.specs.advantage import (
     OwnAdvantage,
     ReinforcePP,
     ReMax,
-    UserAdvantage,
 )
 from tests.algo import own_functions as own
 
@@ -80,7 +80,7 @@ def test_an_own_advantage_of_tokens_is_0_off_the_mask() -> None:
 def test_an_own_advantage_sees_what_it_declares_and_no_more() -> None:
     seen: list[AdvantageBatch] = []
     wide = batch_of(logprobs=np.zeros((2, 3)), rewards=np.zeros((2, 1)))
-    spec = UserAdvantage.mark(needs="mask")(watch).spec()
+    spec = fl.advantage.own(needs="mask")(watch).spec()
     watch.seen = seen  # type: ignore[attr-defined]
     resolve_advantage(spec)(wide)
     assert seen == [AdvantageBatch(scores=wide.scores, groups=wide.groups, mask=wide.mask)]
@@ -103,7 +103,7 @@ def watch(batch: AdvantageBatch) -> Any:
     ],
 )
 def test_an_advantage_of_no_use_is_told_with_the_functions_line(
-    advantage: UserAdvantage, message: str, more: str
+    advantage: Any, message: str, more: str
 ) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         resolve_advantage(advantage.spec())(batch_of())
@@ -134,16 +134,12 @@ def test_a_declaration_of_an_advantage_that_makes_no_sense_is_refused(
     declared: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TraceError, match=message):
-        UserAdvantage.mark(**declared)
+        fl.advantage.own(**declared)
 
 
 def test_options_of_an_advantage_are_those_of_its_function() -> None:
     with pytest.raises(TraceError, match="doubled has no option 'facto'"):
         own.doubled.spec(facto=3)
-
-
-class InProgram(UserAdvantage):
-    reserved = frozenset({"rollout"})
 
 
 def with_rollout(batch: AdvantageBatch, *, rollout: int = 0) -> Any:
@@ -152,7 +148,7 @@ def with_rollout(batch: AdvantageBatch, *, rollout: int = 0) -> Any:
 
 def test_options_cannot_have_the_name_of_an_argument_in_a_program() -> None:
     with pytest.raises(TraceError, match="the name 'rollout' is reserved"):
-        InProgram.mark()(with_rollout)
+        fl.advantage.own()(with_rollout)
 
 
 def test_rewards_add_up_to_the_score_with_an_environments_and_without() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flowrl as fl
 from flowrl.algo.maps import MapBatch
 from flowrl.algo.resolve import resolve_map
 from flowrl.algo.user_functions import check_per_sample
@@ -16,12 +17,11 @@ from flowrl.specs.maps import (
     Repetition,
     SoftOverlong,
     StopProperly,
-    UserMap,
     WeightedSum,
 )
 from flowrl.testing import check_map
 
-mark = UserMap.mark
+mark = fl.map
 
 
 @mark(reads=("score", "response_mask"), per_sample=True)
