@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 if find_spec("ray") is None:
     pytest.skip("channels are those of Ray's actors", allow_module_level=True)
 
-from flowrl.errors import BackendError
+from flowrl.errors import BackendError, WorkerDied
 from flowrl.runtime.ray import ENDED
 from flowrl.runtime.ray import channel as channels
 from flowrl.runtime.ray.channel import ActorChannel
+from flowrl.runtime.ray.own_node import OwnNode
 
 DEADLINE_S = 60.0
 
@@ -42,7 +46,7 @@ def test_a_message_that_cannot_be_taken_ends_the_worker(
 
     delivered: list[Any] = []
     monkeypatch.setattr(channels.ray, "get", lambda asked, timeout: [("odd",)])
-    channel = ActorChannel(Actor(), lambda folder: None, deliver)
+    channel = ActorChannel(Actor(), cast(OwnNode, None), lambda folder: None, deliver)
     channel._thread.join(DEADLINE_S)
     assert delivered == [(ENDED, "ValueError: nobody expects this")]
     assert channel._over.is_set()
@@ -64,3 +68,26 @@ def test_a_cluster_that_is_refused_is_left(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(BackendError, match="everyone may come in"):
         cluster.RayCluster()
     assert left == ["left"]
+
+
+def test_a_node_that_died_is_an_error_before_its_store_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from flowrl.runtime.ray import own_node
+
+    path = tmp_path / "raylet"
+    context = SimpleNamespace(get_node_id=lambda: "raylet")
+    nodes = [{"NodeID": name, "RayletSocketName": str(tmp_path / name)} for name in ("raylet", "b")]
+    monkeypatch.setattr(own_node.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(own_node.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(own_node.ray, "put", lambda value: ("put", value))
+    with socket.socket(socket.AF_UNIX) as raylet:
+        raylet.bind(str(path))
+        raylet.listen()
+        node = OwnNode()
+        accepted, _ = raylet.accept()
+        with accepted:
+            assert node.put(1) == ("put", 1)
+    with pytest.raises(WorkerDied, match="the Ray node of this process died"):
+        node.put(1)
+    node.close()

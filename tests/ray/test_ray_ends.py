@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +16,11 @@ pytestmark = pytest.mark.skipif(
     find_spec("ray") is None,
     reason="the Ray executor needs Ray: pip install 'flowrl[ray]'",
 )
-ALL = [pytest.param(name, marks=() if name == "normal" else pytest.mark.slow) for name in ENDINGS]
+NODE = "death of its node"
+ALL = [
+    pytest.param(name, marks=() if name == "normal" else pytest.mark.slow)
+    for name in (*ENDINGS, NODE)
+]
 
 
 @pytest.mark.parametrize("ending", ALL)
@@ -28,7 +34,10 @@ def test_no_process_of_the_cluster_and_nothing_in_shared_memory_is_left(
             command.first_step()
             assert {"raylet", "gcs_server"} <= set(command.processes().values())
             command.shared()
-            number, codes = ENDINGS[ending]
+            if ending == NODE:
+                (raylet,) = [pid for pid, name in command.processes().items() if name == "raylet"]
+                os.kill(raylet, signal.SIGKILL)
+            number, codes = ENDINGS.get(ending, (None, {1}))
             assert command.end(number) in codes
             assert command.shared() == set()
         finally:

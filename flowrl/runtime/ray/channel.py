@@ -16,6 +16,7 @@ import ray
 
 from flowrl.runtime.channels import Message
 from flowrl.runtime.ray import ENDED
+from flowrl.runtime.ray.own_node import OwnNode
 from flowrl.runtime.spans import SPANS
 
 __all__ = ["ActorChannel", "Inbox"]
@@ -83,6 +84,7 @@ class ActorChannel:
 
     Args:
         actor: Handle of a `WorkerActor`.
+        node: The node of this process, into whose store large messages go.
         put: Puts the files of a folder into Ray's store.
         deliver: Gets the messages in that thread, `(ENDED, how)` as the last one; by default they
             wait for `receive`.
@@ -91,10 +93,12 @@ class ActorChannel:
     def __init__(
         self,
         actor: Any,
+        node: OwnNode,
         put: Callable[[Path], Any],
         deliver: Callable[[list[Message]], None] | None = None,
     ) -> None:
         self._actor = actor
+        self._node = node
         self._send = actor.send.options(concurrency_group="inbox")
         self._close = actor.close.options(concurrency_group="inbox")
         self._take = actor.take.options(concurrency_group="outbox")
@@ -111,8 +115,13 @@ class ActorChannel:
         return self._inbox.fileno()
 
     def send(self, message: Message) -> None:
-        """See `Channel`."""
+        """See `Channel`.
+
+        Raises:
+            WorkerDied: the node of this process has died.
+        """
         if not self._over.is_set():
+            self._node.require_alive()
             self._send.remote(message)
 
     def receive(self, timeout_s: float) -> list[Message]:

@@ -43,6 +43,7 @@ from flowrl.errors import BackendError  # noqa: E402
 from flowrl.runtime.channels import Message  # noqa: E402
 from flowrl.runtime.ray.actor import VISIBLE_DEVICES, WorkerActor, file_bytes  # noqa: E402
 from flowrl.runtime.ray.channel import ActorChannel  # noqa: E402
+from flowrl.runtime.ray.own_node import OwnNode  # noqa: E402
 from flowrl.runtime.ray.places import Places  # noqa: E402
 
 __all__ = ["RayCluster"]
@@ -56,6 +57,7 @@ class RayCluster:
 
     Attributes:
         places: Places of the workers.
+        node: The node of this process.
 
     Raises:
         BackendError: it cannot be joined or started.
@@ -71,6 +73,7 @@ class RayCluster:
         try:
             if AUTH_MODE not in os.environ:
                 _refuse_open_cluster()
+            self.node = OwnNode()
             self.places = Places()
         except BaseException:
             if self._joined:
@@ -100,7 +103,9 @@ class RayCluster:
 
         Raises:
             BackendError: the node of its place is gone, and no other one has room.
+            WorkerDied: the node of this process is gone.
         """
+        self.node.require_alive()
         place = self.places.place(name) if placed else None
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
@@ -117,7 +122,7 @@ class RayCluster:
             resources=resources,
             scheduling_strategy=strategy,
         ).remote(target, str(Path.cwd()), path)
-        return ActorChannel(actor, self._put, deliver)
+        return ActorChannel(actor, self.node, self._put, deliver)
 
     def own_device(self, kind: str, device: str) -> str:
         """Returns an accelerator of this node that no worker is given; see `PolicyContext.device`.
@@ -161,7 +166,7 @@ class RayCluster:
         """Puts the files of a folder into the store, once as long as the folder is there."""
         kept = {path: held for path, held in self._objects.items() if path.is_dir()}
         if folder not in kept:
-            kept[folder] = ray.put(file_bytes(folder))
+            kept[folder] = self.node.put(file_bytes(folder))
         self._objects = kept
         return kept[folder]
 
@@ -169,6 +174,7 @@ class RayCluster:
         """Leaves a cluster that was joined, and ends one that was started; idempotent."""
         self._objects.clear()
         self._holders.clear()  # an actor ends with its last handle
+        self.node.close()
         if ray.is_initialized():
             self.places.release()
             if self._joined:

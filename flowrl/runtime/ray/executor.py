@@ -98,7 +98,8 @@ class RayExecutor(LocalExecutor):
             "flowrl.runtime.ray.workers:run_policy",
             here=True,
         )
-        group = ActorGroup(context.role, start, ("open", placement.backend, context))
+        opening = ("open", placement.backend, context)
+        group = ActorGroup(context.role, self._cluster.node.put, start, opening)
         return PolicyWorker(
             role=context.role,
             context=context,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import ray
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import PolicyContext
@@ -34,12 +32,20 @@ class ActorGroup(WorkerGroup):
     After an error that ended the worker, every call raises it.
 
     Args:
+        put: Puts a batch into Ray's store.
         open_channel: Starts an actor with `run_policy`.
         opening: Its first message.
     """
 
-    def __init__(self, role: RoleName, open_channel: OpenActor, opening: Message) -> None:
+    def __init__(
+        self,
+        role: RoleName,
+        put: Callable[[object], Any],
+        open_channel: OpenActor,
+        opening: Message,
+    ) -> None:
         super().__init__(1)
+        self._put_object = put
         self._role = role
         self._lock = threading.Lock()  # of the fields that the channel's thread changes
         self._waiting: dict[int, Future[Any]] = {}
@@ -50,7 +56,7 @@ class ActorGroup(WorkerGroup):
         self._channel.send(opening)
 
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
-        return ray.put(batch)
+        return self._put_object(batch)
 
     def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
         future: Future[Any] = Future()
