@@ -15,7 +15,6 @@ from flowrl.graph.sample_sets import (
     origin_of,
     parents_of,
     sample_edges,
-    sampling_node,
 )
 from flowrl.specs import Replay, RowCondition, Sampling, SelectSpec
 from flowrl.specs.cut import CutSpec, most_before
@@ -164,14 +163,22 @@ def prompt_bound(graph: Graph, generate: Node, longest: int, sampling: Sampling)
 def mean_prompt(graph: Graph, node: Node, prompt: float, response: float) -> float:
     """Tokens on average of the prompts that the samples of a node answer.
 
+    Those of joined sets count as often as the sets have samples.
+
     Args:
-        prompt: Those of a prompt of the data.
+        graph: A lowered graph, whose rollouts say how many samples they make.
+        prompt: Tokens of a prompt of the data.
         response: Those of a response.
     """
-    generate = node if node.op is Op.GENERATE else sampling_node(graph, node)
-    if generate is None:
-        return prompt
-    return sum(_asked_and_continued(graph, generate, prompt, lambda _: response))
+    if node.op is Op.GENERATE:
+        return sum(_asked_and_continued(graph, node, prompt, lambda _: response))
+    parts = [graph.node(edge.src) for edge in sample_edges(graph, node)]
+    counts = [samples_per_prompt(graph, part, 1) for part in parts]
+    tokens = sum(
+        count * mean_prompt(graph, part, prompt, response)
+        for count, part in zip(counts, parts, strict=True)
+    )
+    return tokens / sum(counts) if counts else prompt
 
 
 def _asked_and_continued(

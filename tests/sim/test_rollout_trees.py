@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import flowrl as fl
 from flowrl.compiler import CompiledStage, lower
-from flowrl.cost.demand import mean_prompt, prompt_bound
+from flowrl.cost.demand import mean_prompt, prompt_bound, samples_per_prompt
 from flowrl.graph import Op
 from flowrl.sim.model import SimModel
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
@@ -83,6 +85,21 @@ def test_prompts_that_are_made_of_samples_have_the_tokens_of_these_and_the_templ
     assert mean_prompt(graph, update, 5.0, 3.0) == 9.0
     kept = lower(kept_drafts)
     assert mean_prompt(kept, kept.of_op(Op.GENERATE)[1], 5.0, 3.0) == 9.0
+
+
+def test_the_prompts_of_joined_sets_count_as_often_as_these_have_samples():
+    @fl.workflow
+    def joined(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+        draft = actor.generate(prompts, n=4)
+        second = actor.generate(fl.prompts_of(draft, template="{prompt}{response}="), n=2)
+        both = fl.concat(draft, fl.Examples.of(prompts), second, missing_logprob=0.0)
+        actor.update(both, verifier.score(both))
+
+    graph = lower(joined)
+    (update,) = graph.of_op(Op.UPDATE)
+    assert samples_per_prompt(graph, update, 1) == 4 + 1 + 4 * 2
+    prompts = (4 + 1) * 5.0 + 4 * 2 * (5.0 + 3.0 + 1)
+    assert mean_prompt(graph, update, 5.0, 3.0) == pytest.approx(prompts / 13)
 
 
 def test_two_rollouts_of_one_policy_answer_the_same_samples_at_once(tmp_path: Path):
