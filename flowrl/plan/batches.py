@@ -124,7 +124,11 @@ def _rows(task: TaskWork, batch: Batch, prompts: int) -> int:
     if not task.updates:
         return task.samples // prompts * batch.prompts
     return math.gcd(
-        *(one.samples // prompts * batch.prompts // batch.mini_batches for one in task.updated)
+        *(
+            one.samples // prompts * batch.prompts // batch.mini_batches
+            for one in task.updated
+            if one.rows
+        )
     )
 
 

@@ -304,7 +304,7 @@ class _Ways:
         if task.generates or not isinstance(cost, LeastPasses):
             return 0.0
         mean = task.prompt_tokens + options.lengths.mean
-        samples = sum(one.samples for one in task.updated) or task.samples
+        samples = sum(one.samples for one in task.updated if one.rows) or task.samples
         return cost.least_passes_s(
             task.shape,
             self._made.machine,

@@ -151,12 +151,13 @@ def untimed(role: str, times: StageTimes) -> ConfigError:
 
 def waits_for(operation: Operation, plan: PlacementPlan, names: Collection[str]) -> tuple[str, ...]:
     """Of some operations, those that must have ended before one begins: what it reads from, and of
-    an update those of its role that the program has before it."""
+    an update what the program has its role do before it, with the weights of then."""
     before = [name for name in operation.after if name in names]
     for other in plan.operations:
         if operation.op != Op.UPDATE or other.node == operation.node:
             break
-        if other.op == Op.UPDATE and other.role == operation.role and other.node in names:
+        own = other.role == operation.role and other.op != Op.SYNC
+        if own and other.node in names:
             before.append(other.node)
     return tuple(dict.fromkeys(before))
 

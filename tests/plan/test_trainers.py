@@ -525,9 +525,53 @@ def test_what_reads_new_weights_waits_for_the_trainer() -> None:
     assert not [c for c in plan.channels if "weights" in c.fields]
 
 
-def test_new_weights_between_two_updates_are_planned_for_one_device_only() -> None:
-    with pytest.raises(PlanError, match="runs between two updates of actor"):
-        make_plan(versions(between=True), request(), h100(8))
+@pytest.mark.parametrize("pool", [h100(8), h100(24), cluster(8, 16)])
+def test_a_forward_pass_between_two_updates_is_made_by_the_trainer_between_them(
+    pool: ResourcePool,
+) -> None:
+    graph = versions(between=True)
+    (trainer,) = [task for task in tasks_of(graph, request()) if task.updates]
+    assert trainer.operations == ("actor.update", "actor.logprobs", "actor.update.2")
+    plan = make_plan(graph, request(), pool)
+    first, forward, second = map(plan.operation, trainer.operations)
+    assert layout_of(plan, first.node) == layout_of(plan, forward.node)
+    assert plan.schedule is not None
+    assert around(plan.schedule, trainer.operations).nodes() == trainer.operations
+    spans = {span.node: span for span in plan.prediction.timeline or ()}
+    begins = [spans[node].begin_s for node in trainer.operations[1:]]
+    assert begins == pytest.approx([spans[node].end_s for node in trainer.operations[:2]])
+    # As many samples as the first update has: a pass of its three, without the optimizer.
+    assert (forward.seconds or 0) < 0.5 * (first.seconds or 0)
+    assert all(route.node != forward.node for route in plan.weight_routes)
+    assert PlacementPlan.from_json(plan.to_json()) == plan
+    assert priced(graph, request(), plan, AnalyticCost()) == plan
+    names = {operation.node for operation in plan.operations}
+    assert forward.node in waits_for(second, plan, names)
+
+
+def test_a_pass_of_another_role_between_two_updates_is_planned_for_one_device_only() -> None:
+    @fl.workflow
+    def program(
+        prompts: fl.Prompts, actor: fl.Policy, second: fl.Policy, verifier: fl.Reward
+    ) -> None:
+        rollout = actor.generate(prompts, n=8)
+        scores = verifier.score(rollout)
+        first = actor.update(rollout, scores)
+        learned = fl.advantage.distill(rollout, teacher=first.logprobs(rollout))
+        taught = second.update(rollout, advantages=learned)
+        first.update(
+            rollout,
+            advantages=fl.advantage.leave_one_out(scores),
+            reference=taught.logprobs(rollout),
+            kl=fl.kl.k3(0.01),
+        )
+
+    graph = lowered(program, mini_batches=4)
+    with pytest.raises(
+        PlanError, match="must run between what the trainer of actor does"
+    ) as caught:
+        make_plan(graph, with_second_policy(request()), h100(8))
+    assert caught.value.found == "actor.update, actor.logprobs, actor.update.2"
 
 
 def test_a_sum_is_one_trainer_and_an_update_of_every_second_step_takes_half_the_time() -> None:

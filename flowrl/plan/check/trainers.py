@@ -1,7 +1,8 @@
 """Whether a plan has all updates of a role done by one trainer.
 
 They share weights, gradients and optimizer states, and happen in the order of the program. So they
-are on the same devices in the same form, and take turns there with nothing between them.
+are on the same devices in the same form, and take turns there with nothing between them but the
+role's forward passes that need the weights between two of them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ def check_trainers(plan: PlacementPlan, where: str) -> None:
     """Raises PlanError where updates of a role are not one trainer's; names both operations."""
     if plan.schedule is None:
         return
+    last = {one.role: one.node for one in plan.operations if one.op == Op.UPDATE}
+    trained = {one.node: one.role for one in plan.operations if one.op == Op.UPDATE}
     updates: dict[str, list[tuple[int, Operation]]] = {}
     for i, operation in enumerate(plan.operations):
-        if operation.op == Op.UPDATE and operation.role is not None:
-            updates.setdefault(operation.role, []).append((i, operation))
+        role = operation.role
+        before = [node for node in operation.after if role and trained.get(node) == role]
+        between = operation.seconds is not None and any(node != last[role] for node in before)
+        if role is not None and (operation.op == Op.UPDATE or between):
+            updates.setdefault(role, []).append((i, operation))
     for role, own in updates.items():
         for number, other in own[1:]:
             _check_alike(role, own[0], (number, other), where)

@@ -54,7 +54,7 @@ from flowrl.plan.ways.candidate import RECOMPUTE, Candidate, Rivals, by_time, pa
 from flowrl.plan.ways.layouts import FoundLayouts, layouts
 from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.task_rules import layout_rules, task_slots, task_workload
-from flowrl.plan.ways.tasks import TaskWork
+from flowrl.plan.ways.tasks import TaskWork, UpdateWork
 
 __all__ = ["Candidates", "parameter_form"]
 
@@ -554,26 +554,38 @@ class Candidates:
     def train_each(
         self, task: TaskWork, layout: Layout, options: MemoryOptions
     ) -> tuple[Estimate, ...]:
-        """The time of each of a trainer's updates; of a sum the last term has the optimizer's."""
-        estimates = [
-            self.cost.train(
+        """The time of each of a trainer's updates, and of its forward passes between them."""
+        return tuple(self._train_one(task, one, layout, options) for one in task.updated)
+
+    def _train_one(
+        self, task: TaskWork, one: UpdateWork, layout: Layout, options: MemoryOptions
+    ) -> Estimate:
+        """The time of an update; of a sum the last term has the optimizer's."""
+        if not one.rows:
+            return self.cost.forward(
                 task.shape,
                 layout,
                 self.machine,
                 samples=one.samples,
                 prompt_tokens=one.prompt_tokens,
                 lengths=self.options.lengths,
-                mini_batches=self.request.mini_batches,
                 micro_tokens=options.packed_tokens or 0,
-                recompute=options.recompute,
                 shard=options.shard,
-                offload_optimizer=options.offload_optimizer,
             )
-            for one in task.updated
-        ]
-        ended = zip(task.updated, estimates, strict=True)
-        left_out = ("optimizer", "gradients")
-        return tuple(each if one.steps else without(each, *left_out) for one, each in ended)
+        estimate = self.cost.train(
+            task.shape,
+            layout,
+            self.machine,
+            samples=one.samples,
+            prompt_tokens=one.prompt_tokens,
+            lengths=self.options.lengths,
+            mini_batches=self.request.mini_batches,
+            micro_tokens=options.packed_tokens or 0,
+            recompute=options.recompute,
+            shard=options.shard,
+            offload_optimizer=options.offload_optimizer,
+        )
+        return estimate if one.steps else without(estimate, "optimizer", "gradients")
 
     def _micro_tokens(self, task: TaskWork, layout: Layout) -> tuple[int, ...]:
         """Sizes of packed micro-batches: whole longest samples, no more than a rank's share."""

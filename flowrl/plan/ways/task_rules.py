@@ -15,7 +15,7 @@ def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> Layout
     """What a task and its library allow."""
     library = task.library
     rows = task.even_rows if task.updates else None if task.generates else task.samples
-    rows_of, sizes = "a step", sorted({one.rows for one in task.updated})
+    rows_of, sizes = "a step", sorted({one.rows for one in task.updated if one.rows})
     if task.updates:
         alike = " and ".join(map(str, sizes))
         most = f" (the most that divides those of {alike})" if rows not in sizes else ""

@@ -3,9 +3,9 @@
 Every node that runs a model is a task. What the driver does between them (advantages, filters,
 rules that score on a CPU) takes no device; a task that reads from one of those reads from the tasks
 behind it. The nodes of an `interact` region are one task: its policy's turns, with what the
-environment says between them. So are all updates of one role: one trainer does them, one after the
-other in the order of the program, in one layout, with one set of weights, gradients and optimizer
-states.
+environment says between them. So are all updates of one role, and its forward passes with the
+weights that it has between two of them: one trainer does them, one after the other in the order of
+the program, in one layout, with one set of weights, gradients and optimizer states.
 
 Weights: tasks of a trained role hold its parameters in the trainer's form, and may hold them once.
 A role that nothing trains keeps what it began with, so it holds the same parameters as any other
@@ -16,7 +16,7 @@ part after the first update. Nor does one that takes over weights now and then (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from flowrl.cost.demand import mean_prompt, phase_of, response_bound
@@ -61,12 +61,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateWork:
-    """One of the updates that a trainer does in a step.
+    """One of the updates that a trainer does in a step, or a forward pass between two of them.
 
     Attributes:
         node: Its node.
         samples: Of a step.
-        rows: Of an optimizer update.
+        rows: Of an optimizer update; 0 of a forward pass.
         prompt_tokens: Of a prompt on average.
         steps: Optimizer steps end it; false of all terms of a sum but the last.
     """
@@ -102,7 +102,8 @@ class TaskWork:
         weights: Whose parameters it holds; None for an engine's own copy.
         every: Steps between two times that it is done.
         region: Of a task whose samples are episodes.
-        updated: Of a trainer, its updates in the order of the program.
+        updated: Of a trainer, its updates in the order of the program, with the forward passes
+            between two of them.
     """
 
     id: NodeId
@@ -160,12 +161,13 @@ def tasks_of(graph: Graph, request: PlanRequest, device_type: str = "cuda") -> t
             meant, with one device a trainer and a replica of an engine.
 
     Raises:
-        PlanError: a role without a model, a region that several policies play in, or a forward pass
-            between two updates of its role.
+        PlanError: a role without a model, a region that several policies play in, or another task
+            that must run between two updates of a role.
     """
     _check_regions(graph)
-    _check_versions(graph)
-    return works_of(graph, request, device_type)
+    tasks = works_of(graph, request, device_type)
+    _check_trainers(tasks, graph)
+    return tasks
 
 
 def works_of(graph: Graph, request: PlanRequest, device_type: str = "cpu") -> tuple[TaskWork, ...]:
@@ -184,18 +186,31 @@ def works_of(graph: Graph, request: PlanRequest, device_type: str = "cpu") -> tu
         ]
         after = dict.fromkeys((*before[node.id], *earlier))
         found.append(_task(node, tuple(after), node.role in trained, graph, request, device_type))
-    return _as_trainers(found)
+    return _as_trainers(found, _read_between(graph))
 
 
-def _as_trainers(tasks: Sequence[TaskWork]) -> tuple[TaskWork, ...]:
-    """The tasks, with all updates of a role as one, where the last of them stood.
+def _read_between(graph: Graph) -> set[NodeId]:
+    """Forward passes with the weights that a role has between two updates of a step."""
+    updates = {node.id: node.role for node in graph.of_op(Op.UPDATE)}
+    last = {role: update for update, role in updates.items()}
+    return {
+        edge.dst
+        for edge in graph.edges
+        if edge.src in updates
+        and updates[edge.src] == graph.node(edge.dst).role
+        and edge.src != last[updates[edge.src]]
+    }
 
-    Nothing has to be between two of them, and what runs with the weights after the last one waits
-    for the whole.
+
+def _as_trainers(tasks: Sequence[TaskWork], between: Set[NodeId]) -> tuple[TaskWork, ...]:
+    """The tasks, with all that the trainer of a role does as one, in an order in which they can
+    run.
+
+    What runs with the weights after the last update waits for the whole.
     """
     updates: dict[str, list[TaskWork]] = {}
     for task in tasks:
-        if task.updates:
+        if task.updates or task.id in between:
             updates.setdefault(task.role.name, []).append(task)
     several = {own[-1].id: own for own in updates.values() if len(own) > 1}
     inner = {task.id for own in several.values() for task in own[:-1]}
@@ -205,11 +220,18 @@ def _as_trainers(tasks: Sequence[TaskWork]) -> tuple[TaskWork, ...]:
         after = dict.fromkeys(trainer.get(before, before) for before in task.after)
         return replace(task, after=tuple(name for name in after if name != task.id))
 
-    return tuple(
+    left = [
         waiting(_trainer(several[task.id]) if task.id in several else task)
         for task in tasks
         if task.id not in inner
-    )
+    ]
+    # What reads a pass between two updates may stand before the last one in the program.
+    ready: dict[NodeId, TaskWork] = {}
+    while left:
+        free = next((task for task in left if ready.keys() >= set(task.after)), left[0])
+        ready[free.id] = free
+        left.remove(free)
+    return tuple(ready.values())
 
 
 def _trainer(updates: Sequence[TaskWork]) -> TaskWork:
@@ -225,22 +247,41 @@ def _trainer(updates: Sequence[TaskWork]) -> TaskWork:
         group_size=max(task.group_size for task in updates),
         pieces=1,  # the second begins when the first has seen the whole batch
         every=min(task.every for task in updates),
-        updated=tuple(one for task in updates for one in task.updated),
+        updated=tuple(one for task in updates for one in task.updated or (_forward(task),)),
     )
 
 
-def _check_versions(graph: Graph) -> None:
-    last = {node.role: node.id for node in graph.of_op(Op.UPDATE)}
-    for edge in graph.edges:
-        read, update = graph.node(edge.dst), graph.node(edge.src)
-        if update.op is Op.UPDATE and read.role == update.role and update.id != last[read.role]:
-            raise PlanError(
-                f"{read.id} runs between two updates of {read.role}, and plans over several "
-                "devices make all updates of a role together",
-                where=str(read.source or read.id),
-                found=f"{update.id}, {read.id}, {last[read.role]}",
-                hint="plan it for one device, or read the weights after the last update",
-            )
+def _forward(task: TaskWork) -> UpdateWork:
+    """A forward pass between two updates."""
+    return UpdateWork(
+        node=task.id, samples=task.samples, rows=0, prompt_tokens=task.prompt_tokens, steps=False
+    )
+
+
+def _check_trainers(tasks: Sequence[TaskWork], graph: Graph) -> None:
+    """Checks that nothing else has to run between what a trainer does one after the other."""
+    after = {task.id: task.after for task in tasks}
+    for task in tasks:
+        for name in task.after if len(task.operations) > 1 else ():
+            if task.id in _all_before(name, after):
+                raise PlanError(
+                    f"{name} must run between what the trainer of {task.role.name} does, and plans "
+                    "over several devices have all of that in one piece",
+                    where=str(graph.node(name).source or name),
+                    found=", ".join(task.operations),
+                    hint="plan it for one device, or read the weights after the last update",
+                )
+
+
+def _all_before(name: NodeId, after: Mapping[NodeId, tuple[NodeId, ...]]) -> set[NodeId]:
+    """Returns the tasks that one waits for, directly or through others."""
+    found: set[NodeId] = set()
+    waiting = [name]
+    while waiting:
+        fresh = set(after[waiting.pop()]) - found
+        found |= fresh
+        waiting += fresh
+    return found
 
 
 def _check_regions(graph: Graph) -> None:
