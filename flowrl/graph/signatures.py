@@ -7,7 +7,7 @@ reference logprobs) are in `flowrl.graph.conditions` and `flowrl.graph.update_co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -60,17 +60,11 @@ STATE = _field("state", DType.INT64, Unit.TOKENS)
 """A number of the environment's state before the token's turn: equal numbers, equal states."""
 WEIGHTS = _field("weights", DType.MODEL, Unit.ROLES)
 
-SAMPLING_OPTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {
-        "temperature": (float, int),
-        "top_p": (float, int),
-        "top_k": (int,),
-        "min_p": (float, int),
-        "repetition_penalty": (float, int),
-        "min_tokens": (int,),
-        "max_tokens": (int,),
-    }
-)
+SAMPLING_OPTIONS: Mapping[str, tuple[type, ...]] = {
+    option.name: (float, int) if isinstance(option.default, float) else (int,)
+    for option in fields(Sampling)
+    if option.name != "logprobs"
+}
 """Single sampling options that a program may give; lowering merges them into `sampling`."""
 
 

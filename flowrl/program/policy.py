@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self, TypeAlias, cast, overload
+from typing import Annotated, Any, Self, TypeAlias, Unpack, cast, overload
 
 from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import (
@@ -32,7 +32,6 @@ from flowrl.program.handles import (
     Advantages,
     Handle,
     Logprobs,
-    Mapped,
     Prompts,
     Rollout,
     Samples,
@@ -45,9 +44,9 @@ from flowrl.program.operation import (
     refuse_argument,
 )
 from flowrl.program.roles import Environment, Role
-from flowrl.program.sums import Sum
+from flowrl.program.sums import Sum, UpdateArguments, given_arguments
 from flowrl.program.tracer import Read
-from flowrl.specs import KL, Grammar, LossSpec, Sampling
+from flowrl.specs import Grammar, Sampling
 from flowrl.specs.base import Count, Range
 from flowrl.specs.filters import Turns
 from flowrl.specs.names import operation
@@ -118,13 +117,8 @@ class Policy(Role):
         rollout: Samples | Sum,
         rewards: Scores | None = None,
         *,
-        advantages: Advantages | None = None,
-        reference: Logprobs | None = None,
-        old: Logprobs | None = None,
-        loss: LossSpec | None = None,
-        kl: KL | None = None,
-        extra: Mapped | Sequence[Mapped] | None = (),
         every: int = 1,
+        **arguments: Unpack[UpdateArguments],
     ) -> Self:
         """Learns from samples: `train.mini_batches` optimizer updates a step.
 
@@ -133,6 +127,9 @@ class Policy(Role):
                 `fl.sum(...)` of several, each with arguments of its own.
             rewards: Scores; the config says which advantage is made of them (`algorithm`). A loss
                 that learns outcomes reads them as they are.
+            every: Steps between updates: it is made in steps `every`, `2 * every`, ... of its
+                stage. This update does not use the samples of the other steps, and what it alone
+                reads of models is not computed in them.
             advantages: The weight of each sample or token, in place of `rewards`.
             reference: Logprobs of the reference policy, for `kl` or for a loss that compares.
             old: Logprobs of this policy at the start of the step, for a loss whose anchor is the
@@ -141,30 +138,18 @@ class Policy(Role):
                 examples.
             kl: Penalty on the distance from `reference`; None, or a coefficient of 0, is none.
             extra: Fields of maps that a loss of your own reads.
-            every: Steps between updates: it is made in steps `every`, `2 * every`, ... of its
-                stage. This update does not use the samples of the other steps, and what it alone
-                reads of models is not computed in them.
 
         Returns:
             The policy with its new weights, whose `logprobs` run with them in the same step. The
             weights generate from the next step on.
         """
-        given: dict[str, object] = {
-            "rewards": rewards,
-            "advantages": advantages,
-            "reference": reference,
-            "old": old,
-            "loss": loss,
-            "kl": kl,
-            "extra": None if isinstance(extra, tuple | list) and not extra else extra,
-        }
+        given = given_arguments(rewards, arguments)
         if isinstance(rollout, Policy):
             hint = f"to take over weights, write {self.name}.sync({rollout.name})"
             raise refuse_argument(f"{self.name}.update", "rollout", rollout, "samples", hint)
         if not isinstance(rollout, Sum):
             return self._learn_term(rollout, given, every=every)
-        twice = next((name for name, value in given.items() if value is not None), None)
-        if twice is not None:
+        for twice in given:
             raise refuse_argument(
                 f"{self.name}.update",
                 twice,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypedDict, Unpack
 
 from flowrl.program.handles import Advantages, Logprobs, Mapped, Samples, Scores
 from flowrl.program.operation import (
@@ -75,17 +75,30 @@ class Sum:
     instead: ClassVar[str] = "a policy takes a sum; here, make one update after the other"
 
 
+class UpdateArguments(TypedDict, total=False):
+    """What an update learns with, next to samples and rewards; `Policy.update` documents it."""
+
+    advantages: Advantages | None
+    reference: Logprobs | None
+    old: Logprobs | None
+    loss: LossSpec | None
+    kl: KL | None
+    extra: Mapped | Sequence[Mapped] | None
+
+
+def given_arguments(rewards: Scores | None, arguments: UpdateArguments) -> dict[str, object]:
+    """Returns the arguments that are neither None nor an empty sequence."""
+    given: dict[str, object] = {"rewards": rewards, **arguments}
+    return {
+        name: value
+        for name, value in given.items()
+        if value is not None and not (isinstance(value, tuple | list) and not value)
+    }
+
+
 @operation
 def term(
-    samples: Samples,
-    rewards: Scores | None = None,
-    *,
-    advantages: Advantages | None = None,
-    reference: Logprobs | None = None,
-    old: Logprobs | None = None,
-    loss: LossSpec | None = None,
-    kl: KL | None = None,
-    extra: Mapped | Sequence[Mapped] | None = None,
+    samples: Samples, rewards: Scores | None = None, **arguments: Unpack[UpdateArguments]
 ) -> Term:
     """A term of `fl.sum`: samples, and how an update learns from them.
 
@@ -98,17 +111,7 @@ def term(
     """
     current_tracer("fl.term")
     check_handle(samples, Samples, operation="fl.term", argument="samples")
-    given = {
-        "rewards": rewards,
-        "advantages": advantages,
-        "reference": reference,
-        "old": old,
-        "loss": loss,
-        "kl": kl,
-        "extra": extra,
-    }
-    arguments = {name: value for name, value in given.items() if value is not None}
-    return Term(samples, arguments, user_line())
+    return Term(samples, given_arguments(rewards, arguments), user_line())
 
 
 def sum_of(*terms: Term) -> Sum:
