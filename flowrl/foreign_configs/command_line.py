@@ -19,8 +19,6 @@ from flowrl.config.tree import Origin, Value
 from flowrl.config.yaml_tree import read_yaml_value
 from flowrl.errors import ConfigError
 
-__all__ = ["options_of"]
-
 _ARITHMETIC = re.compile(r"\$\(\((.+?)\)\)(?!\))")
 _VARIABLE = re.compile(r"\$\[([^\]]*)\]|\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")

@@ -16,9 +16,6 @@ from flowrl.foreign_configs.rules import load_table, settings_of
 from flowrl.foreign_configs.translate import Entry, Imported, Status, translate
 from flowrl.wording import counted
 
-__all__ = ["config_text", "import_config", "report", "to_json"]
-
-
 _FRAMEWORKS = ("verl", "slime", "mindspeed_rl", "mindrlhf")
 
 

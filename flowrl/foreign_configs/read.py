@@ -12,8 +12,6 @@ from flowrl.errors import ConfigError
 from flowrl.foreign_configs.command_line import options_of
 from flowrl.wording import listing, one_of_them
 
-__all__ = ["read_foreign"]
-
 _KIND = FileKind(
     noun="configuration of another framework",
     begins="name a configuration of verl, slime, MindSpeed-RL or MindRLHF",

@@ -19,8 +19,6 @@ from flowrl.foreign_configs.translate import Outcome, Rule, Settings, Status, Ta
 from flowrl.synonyms import meanings
 from flowrl.wording import listing
 
-__all__ = ["ARGUMENTS", "ESTIMATORS", "load_table", "settings_of"]
-
 _CLIPS = {"clip": ("clip_low", "clip_high"), "clip_low": ("clip_low",), "clip_high": ("clip_high",)}
 
 ARGUMENTS: Mapping[str, Mapping[str, Sequence[str]]] = {

@@ -23,8 +23,6 @@ from flowrl.errors import ConfigError
 from flowrl.synonyms import meanings
 from flowrl.wording import listing
 
-__all__ = ["Entry", "Imported", "Outcome", "Rule", "Settings", "Status", "Table", "translate"]
-
 
 class Status(StrEnum):
     """What became of a key."""

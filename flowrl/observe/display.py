@@ -18,8 +18,6 @@ from flowrl.observe.rows import RunInfo, SampleRow, StepMetrics, Summary
 from flowrl.observe.run_text import one_line, pick_samples, step_line, summary_lines, visible
 from flowrl.wording import counted
 
-__all__ = ["Display", "PlainDisplay", "SilentDisplay", "TimeToGo", "open_display"]
-
 _log = logging.getLogger(__name__)
 
 

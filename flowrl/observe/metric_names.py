@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 from flowrl.observe.rows import EvaluationRow, StepMetrics
 
-__all__ = ["CONSUMED_TOKENS", "NAMES", "MetricNames"]
-
 CONSUMED_TOKENS = "consumed_tokens"
 """The metric that counts prompt and response tokens of the samples that reached an update."""
 

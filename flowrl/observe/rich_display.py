@@ -34,8 +34,6 @@ from flowrl.observe.run_text import (
 )
 from flowrl.wording import percent
 
-__all__ = ["RichDisplay", "sparkline"]
-
 _REFRESH_PER_SECOND = 2
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 512

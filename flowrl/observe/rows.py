@@ -18,17 +18,6 @@ from flowrl.config.schema import PAIR_ACCURACY, REWARD_MARGIN
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
 
-__all__ = [
-    "OVERLAPPING",
-    "EvaluationRow",
-    "SampleRow",
-    "StepMetrics",
-    "Summary",
-    "lengths_in",
-    "overlapping_work",
-]
-
-
 OVERLAPPING = ("generate", "offer", "drive", "answer")
 """Kinds of work of a rollout, which overlap with the trainer's in steps with a `wait`."""
 

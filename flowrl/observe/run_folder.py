@@ -50,12 +50,6 @@ from flowrl.files import (
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 from flowrl.wording import listing, nearest
 
-__all__ = [
-    "RunFolder",
-    "installed_versions",
-]
-
-
 _log = logging.getLogger(__name__)
 
 _READERS_S = 1.0

@@ -22,8 +22,6 @@ from flowrl.observe.run_folder import RunFolder
 from flowrl.observe.run_text import format_seconds, one_line, token_rates
 from flowrl.wording import counted
 
-__all__ = ["EngineStatus", "RolloutStatus", "RunReport", "RunStatus", "report_of", "write_status"]
-
 _FILE = "status.json"
 _WIDTH = 100
 _LATE_S = 10.0

@@ -9,22 +9,6 @@ from flowrl.observe.rows import SampleRow, StepMetrics, Summary, overlapping_wor
 from flowrl.specs import RowCondition
 from flowrl.wording import counted
 
-__all__ = [
-    "format_rate",
-    "format_seconds",
-    "logged_numbers",
-    "one_line",
-    "pick_samples",
-    "policy_drift",
-    "remover_text",
-    "reward_terms",
-    "stale_samples",
-    "step_line",
-    "summary_lines",
-    "token_rates",
-    "visible",
-]
-
 _ENDS = ("consumed", "filtered", "dropped")
 """The ends of samples in the order in which the summary counts them."""
 

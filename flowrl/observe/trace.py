@@ -15,17 +15,6 @@ from zlib import crc32
 
 from flowrl.files import JsonLines
 
-__all__ = [
-    "TRACE",
-    "WAIT",
-    "Span",
-    "TraceFile",
-    "event_place",
-    "name_events",
-    "read_spans",
-    "slice_event",
-]
-
 TRACE = "trace.json"
 """The file of a run folder."""
 

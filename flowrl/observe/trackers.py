@@ -22,8 +22,6 @@ from flowrl.errors import ConfigError
 from flowrl.observe.metric_names import NAMES, MetricNames
 from flowrl.observe.rows import EvaluationRow, StepMetrics
 
-__all__ = ["GROUP", "Tracker", "TrackerContext", "Trackers"]
-
 GROUP = "flowrl.trackers"
 
 

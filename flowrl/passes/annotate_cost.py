@@ -11,8 +11,6 @@ from flowrl.graph import DType, Field, Graph, Node, Op, Unit
 from flowrl.passes.context import Context, RoleCost
 from flowrl.specs.attributes import NodeCost
 
-__all__ = ["annotate_cost"]
-
 _BYTES = {DType.INT64: 8, DType.FLOAT32: 4, DType.BOOL: 1}
 
 

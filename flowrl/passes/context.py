@@ -9,14 +9,6 @@ from typing import Literal, TypeAlias
 from flowrl.cost import ModelShape, Workload
 from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
 
-__all__ = [
-    "Context",
-    "Decision",
-    "RoleCost",
-    "Truncated",
-]
-
-
 Truncated: TypeAlias = Literal["refuse", "ignore", "repeat"]
 """The treatment of rollouts that are sampled from another distribution than their logprobs are of;
 `flowrl.config.schema.TrainConfig.truncated` explains each."""

@@ -10,8 +10,6 @@ from flowrl.graph.signatures import WEIGHTS
 from flowrl.ids import NodeId, RoleName
 from flowrl.passes.context import Context
 
-__all__ = ["insert_weight_sync"]
-
 
 def insert_weight_sync(graph: Graph, context: Context) -> Graph:
     """Inserts a `sync` after the last update of each role that also generates.

@@ -31,14 +31,6 @@ from flowrl.specs import loss as losses
 from flowrl.specs.loss import PolicyLoss
 from flowrl.wording import counted
 
-__all__ = [
-    "bind_behaviour_logprobs",
-    "correcting_losses",
-    "decisions_on_old_logprobs",
-    "insert_old_logprobs",
-]
-
-
 FORWARD, OWN, ROLLOUT = "forward", "own", "rollout_logprobs"
 
 

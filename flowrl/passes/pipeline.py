@@ -21,8 +21,6 @@ from flowrl.passes.settle_truncation import settle_truncation
 from flowrl.passes.simplify import drop_dead_nodes, drop_zero_kl, fill_defaults, merge_logprobs
 from flowrl.wording import listing, one_of_them
 
-__all__ = ["PASSES", "Pass", "PassRecord", "pass_names", "run_passes"]
-
 Pass: TypeAlias = Callable[[Graph, Context], Graph]
 
 PASSES: tuple[Pass, ...] = (

@@ -19,14 +19,6 @@ from flowrl.passes.context import Context
 from flowrl.specs import Grammar, LossSpec, Sampling
 from flowrl.specs.base import format_scalar
 
-__all__ = [
-    "changed_options",
-    "includes_truncation",
-    "neutral_options",
-    "settle_truncation",
-    "treats_as_untruncated",
-]
-
 _NEUTRAL: dict[str, float | int] = {
     "top_p": 1.0,
     "top_k": 0,

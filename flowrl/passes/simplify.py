@@ -13,17 +13,6 @@ from flowrl.ids import NodeId
 from flowrl.passes.context import Context, Decision
 from flowrl.specs import KL, CrossEntropy, LossSpec, Sampling
 
-__all__ = [
-    "ancestors",
-    "decisions_on_merging",
-    "decisions_on_sums",
-    "drop_dead_nodes",
-    "drop_zero_kl",
-    "fill_defaults",
-    "merge_logprobs",
-    "unused_id",
-]
-
 
 def drop_zero_kl(graph: Graph, context: Context) -> Graph:
     """Clears zero penalties and the edges that fed them; the reference then reaches nothing.

@@ -11,8 +11,6 @@ from flowrl.specs.maps import OwnMap
 from flowrl.specs.user_functions import load_function
 from flowrl.user_lines import definition_of
 
-__all__ = ["failed_checks"]
-
 
 def failed_checks(spec: LossSpec | MapSpec, failures: Sequence[str]) -> TraceError:
     """All failures once each, in their order, at the line of the function."""

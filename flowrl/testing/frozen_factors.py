@@ -25,8 +25,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FrozenFactors"]
-
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 """Runs the forward pass of a custom function, which torch does without gradient too."""
 

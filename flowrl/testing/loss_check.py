@@ -34,8 +34,6 @@ from flowrl.specs.loss.own import FIELDS
 from flowrl.testing.failed_checks import failed_checks
 from flowrl.testing.frozen_factors import FrozenFactors
 
-__all__ = ["check_loss"]
-
 _LENGTHS = (5, 1, 4, 7, 0, 3, 2, 6)
 """Response tokens of each sample: one has none, one has a single one."""
 

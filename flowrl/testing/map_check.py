@@ -50,8 +50,6 @@ from flowrl.program.formulas import UserMap
 from flowrl.specs.maps import ROW_PREFIX, MapSpec, split_key
 from flowrl.testing.failed_checks import failed_checks
 
-__all__ = ["check_map"]
-
 _PROMPTS = (3, 1, 2, 3, 4, 1, 2, 2)
 _RESPONSES = (5, 1, 4, 7, 0, 3, 2, 6)
 """Tokens of each sample: one has no response, one a single token of it."""

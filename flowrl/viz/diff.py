@@ -18,8 +18,6 @@ import difflib
 
 from flowrl.graph import Graph, Node, format_graph
 
-__all__ = ["render_diff"]
-
 
 def render_diff(before: Graph, after: Graph) -> str:
     """Returns the differences below the names and levels of the graphs, or `no difference`."""

@@ -16,19 +16,6 @@ from flowrl.specs.loss import OwnLoss
 from flowrl.specs.maps import OwnMap, WeightedSum
 from flowrl.wording import counted
 
-__all__ = [
-    "ROLE_COLOURS",
-    "RoleColour",
-    "cost_note",
-    "edge_fields",
-    "node_groups",
-    "node_notes",
-    "region_title",
-    "regions",
-    "role_colours",
-    "short_spec",
-]
-
 
 class RoleColour(NamedTuple):
     """The colour of a role: its name in a terminal, and its fill and border in pictures."""

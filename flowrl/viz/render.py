@@ -10,8 +10,6 @@ from flowrl.graph import Edge, Graph, Node, Op, format_graph, graph_to_json
 from flowrl.viz.labels import edge_fields, node_groups, node_notes, region_title, role_colours
 from flowrl.wording import suggestion
 
-__all__ = ["FORMATS", "render", "render_dot", "render_mermaid"]
-
 FORMATS = ("tree", "text", "mermaid", "dot", "json")
 
 

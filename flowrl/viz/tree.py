@@ -14,8 +14,6 @@ from rich.text import Text
 from flowrl.graph import Edge, Graph, Node
 from flowrl.viz.labels import cost_note, edge_fields, node_notes, regions, role_colours
 
-__all__ = ["render_tree"]
-
 _NOTES_WIDTH = 50
 """The number of characters of notes that fit on the line of a node's name."""
 
