@@ -555,12 +555,54 @@ def data_check(
     raise typer.Exit(command.check(path, overrides or [], as_json=json))
 
 
-@app.command()
-def backends(json: Json = False, debug: Debug = False) -> None:
-    """List the plug-ins and whether they can be used here."""
-    from flowrl.cli.doctor import run_backends
+backends = typer.Typer(
+    help="List the plug-ins, or check one.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(backends, name="backends")
 
-    raise typer.Exit(run_backends(json))
+
+@backends.callback(invoke_without_command=True)
+def backends_list(context: typer.Context, json: Json = False, debug: Debug = False) -> None:
+    """List the plug-ins and whether they can be used here, or check one."""
+    if context.invoked_subcommand is None:
+        from flowrl.cli.doctor import run_backends
+
+        raise typer.Exit(run_backends(json))
+
+
+@backends.command("check")
+def backends_check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed plug-in.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A model folder with weights, in place of a small random model."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda:0 or npu:0.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest difference of logprobs; 0.001, or 0.1 in 16 bits, by default.", min=0.0
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Limit of each check's generation.", min=0.0)
+    ] = 120.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prove that an engine and a trainer keep the promises of flowrl.backend.protocols."""
+    from flowrl.cli import check_backend as command
+
+    options = command.Options(
+        model=model, device=device, dtype=dtype, tolerance=tolerance, timeout_s=timeout
+    )
+    raise typer.Exit(command.run(name, options, as_json=json))
 
 
 @app.command()

@@ -194,7 +194,10 @@ def _hosts_in(file: Path) -> list[str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            "the file of hosts cannot be read", where=f"--hosts {file}", found=str(error)
+            "the file of hosts cannot be read",
+            where=f"--hosts {file}",
+            found=str(error),
+            hint="name a text file with one host a line",
         ) from error
     hosts: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -205,10 +208,16 @@ def _hosts_in(file: Path) -> list[str]:
                 where=f"{file}:{number}",
                 found=repr(host),
                 expected="HOST or USER@HOST, each once; the first is where the script starts",
+                hint="correct the line or remove it",
             )
         hosts += [host] if host else []
     if not hosts:
-        raise ConfigError("the file names no host", where=f"--hosts {file}", expected="one a line")
+        raise ConfigError(
+            "the file names no host",
+            where=f"--hosts {file}",
+            expected="one a line",
+            hint="name at least one",
+        )
     return hosts
 
 

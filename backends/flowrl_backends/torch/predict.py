@@ -102,6 +102,7 @@ def predict_all(
             packed = pack(batch, part)
             predicted = predict(model, batch, packed, kind, temperature)
             result[packed.source] = predicted.values.float().cpu().numpy()
+            del predicted  # its logits are not to be in memory beside those of the next pass
     return result
 
 
@@ -127,6 +128,7 @@ def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: flo
                 left = sampler_logits(logits, ascending, temperature, repeat.transform)
                 found = left.log_softmax(-1)[repeat.back].cpu().numpy()
             result[order[packed.source]] = found
+            del logits
     return result
 
 
@@ -151,6 +153,7 @@ def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) ->
                 found = squared_probabilities(logits, temperature, ascending, repeat.transform)
                 found = found[repeat.back]
             result[packed.source] = found.cpu().numpy()
+            del logits
     return result
 
 

@@ -1,0 +1,48 @@
+"""`flowrl backends check`: the conformance suite of plug-ins."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flowrl.errors import ConfigError
+from flowrl.files import encode_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of the command; see `flowrl.testing.check_backend`."""
+
+    model: Path | None
+    device: str
+    dtype: str
+    tolerance: float | None
+    timeout_s: float
+
+
+def run(name: str, options: Options, *, as_json: bool) -> int:
+    """Prints the result of each check as it is there; returns 1 if one failed, else 0."""
+    if options.model is not None and not (options.model / "config.json").is_file():
+        raise ConfigError(
+            "no model folder",
+            where="--model",
+            found=f"{options.model} without a config.json",
+            expected="a Hugging Face folder with config.json, weights and tokenizer files",
+            hint="name such a folder, or leave --model out for a small random model",
+        )
+    from flowrl.testing.backend_check import run_checks
+
+    results = []
+    for result in run_checks(name, **asdict(options)):
+        results.append(result)
+        if not as_json:
+            print(f"{result.status:<12}  {result.name}: {result.found}", flush=True)
+            if result.meaning:
+                print(f"{'':<12}  in a run: {result.meaning}", flush=True)
+    failed = sum(result.status == "failed" for result in results)
+    if as_json:
+        print(encode_json({"backend": name, "checks": [asdict(one) for one in results]}), end="")
+    else:
+        passed = sum(result.status == "passed" for result in results)
+        print(f"{passed} passed, {failed} failed, {len(results) - passed - failed} not declared")
+    return int(failed > 0)

@@ -1,0 +1,373 @@
+"""The promises of a `GenerateBackend`, each as a check that says what a broken one does to a run.
+
+Each check takes an open engine that serves version 3 of the first model and leaves it so, or with
+nothing running; it returns what it found in a few words, or raises `CheckFailed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from flowrl.backend.batch import Ints
+from flowrl.backend.protocols import Finished, FinishReason, GenerateRequest
+from flowrl.errors import BackendError
+from flowrl.ids import SampleId
+from flowrl.testing.checked_engine import CheckedEngine, CheckFailed
+
+__all__ = ["ENGINE_CHECKS", "NotDeclared", "check_tied"]
+
+FIRST, SECOND = 3, 4
+"""The versions that the checks publish."""
+
+_BIASED = "importance ratios are wrong: the policy gradient is biased from the first step on"
+
+
+class NotDeclared(Exception):
+    """The plug-in does not declare what a check is about."""
+
+
+def _logprobs(at: CheckedEngine) -> str:
+    worst = 0.0
+    for temperature in (1.0, 0.7):
+        requests = [at.request(i, temperature=temperature) for i in range(24)]
+        ends = at.finish(requests)
+        worst = max(worst, at.require_served(requests, ends, at.models.first, _BIASED))
+    return f"48 samples at two temperatures, largest difference {worst:.1g}"
+
+
+def _truncated(at: CheckedEngine) -> str:
+    requests = [at.request(i, top_k=4, top_p=0.9) for i in range(100, 116)]
+    ends = at.finish(requests)
+    worst = at.require_served(
+        requests,
+        ends,
+        at.models.first,
+        "logprobs are to be those before top-k and top-p; with those after it, importance ratios "
+        "are wrong wherever a rollout is truncated",
+    )
+    reference = at.reference(at.models.first)
+    for request in requests:
+        tokens = np.concatenate([request.prompt, ends[request.sample].tokens])
+        logits = reference.logits(tokens)[len(request.prompt) - 1 : -1]
+        chosen = np.take_along_axis(logits.numpy(), ends[request.sample].tokens[:, None], 1)
+        ranks = (logits.numpy() > chosen + at.models.tolerance).sum(1)
+        if len(ranks) and ranks.max() >= 4:
+            raise CheckFailed(
+                f"{request.sample} has a token of rank {int(ranks.max()) + 1} under top_k=4",
+                "the sampling options of the workflow are not those of the rollout",
+            )
+    return f"16 samples, largest difference {worst:.1g}"
+
+
+def _alone(at: CheckedEngine) -> str:
+    requests = [at.request(i) for i in range(200, 208)]
+    together = at.finish(requests)
+    same = 0
+    for request in reversed(requests):
+        (alone,) = at.finish([request]).values()
+        same += np.array_equal(alone.tokens, together[request.sample].tokens)
+    exact = at.models.context.dtype == "float32"
+    if same < (len(requests) if exact else len(requests) // 2):
+        raise CheckFailed(
+            f"{len(requests) - same} of {len(requests)} samples have other tokens alone than in a "
+            "batch of 8",
+            "a run that is resumed, or loses an engine, does not repeat its samples: seeds must "
+            "depend on the request alone",
+        )
+    return f"{same} of {len(requests)} samples are the same alone and in a batch"
+
+
+def _greedy(at: CheckedEngine) -> str:
+    requests = [at.request(i, temperature=0.0) for i in range(300, 308)]
+    ends = at.finish(requests)
+    reference = at.reference(at.models.first)
+    for request in requests:
+        end = ends[request.sample]
+        tokens = np.concatenate([request.prompt, end.tokens])
+        logits = reference.logits(tokens)[len(request.prompt) - 1 : -1].numpy()
+        chosen = np.take_along_axis(logits, end.tokens[:, None], 1)[:, 0]
+        behind = float((logits.max(1) - chosen).max())
+        if behind > 10 * at.models.tolerance:
+            raise CheckFailed(
+                f"{request.sample} has a token whose logit is {behind:.2g} below the largest",
+                "evaluations and greedy baselines are not greedy",
+            )
+    worst = at.require_served(requests, ends, at.models.first, "logprobs are to be those at 1")
+    return f"8 samples, largest difference {worst:.1g}"
+
+
+def _resume(at: CheckedEngine) -> str:
+    _require(at.capabilities.resume, "resume")
+    requests = [at.request(i, min_tokens=16) for i in range(400, 408)]
+    whole = at.finish(requests)
+    parts = [
+        at.request(number, min_tokens=16, response=whole[r.sample].tokens[:7].tolist(), attempt=1)
+        for number, r in zip(range(400, 408), requests, strict=True)
+    ]
+    rest = at.finish(parts)
+    worst = at.require_served(parts, rest, at.models.first, _BIASED)
+    _same_whole(parts, {s: e.tokens for s, e in whole.items()}, rest, "after 7 kept tokens")
+    return f"8 samples continued after 7 tokens, largest difference {worst:.1g}"
+
+
+def _abort(at: CheckedEngine) -> str:
+    _require(at.capabilities.abort, "abort")
+    requests = [at.request(i, min_tokens=80, max_tokens=90) for i in range(500, 504)]
+    whole = at.finish(requests)
+    wanted = [request.sample for request in requests[:2]]
+    kept: dict[SampleId, int] = {}
+
+    def stop(progress: Mapping[SampleId, int]) -> None:
+        if not kept and all(progress.get(sample, 0) > 0 for sample in wanted):
+            kept.update({sample: progress[sample] for sample in wanted})
+            at.engine.abort([*wanted, SampleId("9/9/9")])
+            at.engine.abort(wanted)
+
+    ends = at.finish(requests, during=stop)
+    if not kept:
+        raise CheckFailed(
+            "no poll reported that the first requests had tokens before they ended",
+            "the scheduler cannot see which samples lag behind",
+        )
+    for sample in wanted:
+        end = ends[sample]
+        if end.reason is not FinishReason.ABORT or len(end.tokens) < kept[sample]:
+            raise CheckFailed(
+                f"{sample} ended with {end.reason.value} and {len(end.tokens)} tokens; abort and "
+                f"at least the {kept[sample]} reported ones were expected",
+                "generated tokens are lost whenever weights are published or a batch is full",
+            )
+    if any(ends[r.sample].reason is FinishReason.ABORT for r in requests[2:]):
+        raise CheckFailed("a request ended that nobody aborted", "samples start again for nothing")
+    parts = [
+        at.request(
+            500 + i,
+            min_tokens=80,
+            max_tokens=90,
+            response=ends[sample].tokens.tolist(),
+            attempt=1,
+        )
+        for i, sample in enumerate(wanted)
+    ]
+    if at.capabilities.resume:
+        rest = at.finish(parts)
+        _same_whole(parts, {s: e.tokens for s, e in whole.items()}, rest, "after an abort")
+    return f"2 of 4 aborted with {min(kept.values())} tokens or more, and continued"
+
+
+def _stops(at: CheckedEngine) -> str:
+    stops = at.models.context.stop_token_ids
+    requests = [at.request(i, max_tokens=80) for i in range(600, 632)]
+    ends = at.finish(requests)
+    for end in ends.values():
+        inside = np.isin(end.tokens, stops)
+        ended = bool(len(inside)) and bool(inside[-1])
+        if inside[:-1].any() or ended != (end.reason is FinishReason.STOP):
+            raise CheckFailed(
+                f"{end.sample} ended with {end.reason.value}, its stop tokens at positions "
+                f"{np.flatnonzero(inside).tolist()} of {len(inside)}",
+                "the response is to end with its stop token and contain no other: the end of a "
+                "response is not learned otherwise",
+            )
+    held = [at.request(i, min_tokens=40, max_tokens=60) for i in range(632, 640)]
+    for end in at.finish(held).values():
+        if np.isin(end.tokens[:40], stops).any():
+            raise CheckFailed(
+                f"{end.sample} has a stop token before token 40 under min_tokens=40",
+                "the sampling options of the workflow are not those of the rollout",
+            )
+    stopped = sum(end.reason is FinishReason.STOP for end in ends.values())
+    return f"{stopped} of 32 samples ended with a stop token"
+
+
+def _published(at: CheckedEngine) -> str:
+    requests = [at.request(i, min_tokens=8) for i in range(700, 708)]
+    at.finish(requests)  # so that their prompts are in a cache of prefixes
+    at.engine.publish(SECOND, at.models.second)
+    try:
+        ends = at.finish(requests)
+        for end in ends.values():
+            if end.versions != ((SECOND, len(end.tokens)),):
+                raise CheckFailed(
+                    f"{end.sample} has versions {end.versions} after version {SECOND} was "
+                    "published",
+                    "the staleness of samples is counted wrong",
+                )
+        worst = at.require_served(
+            requests,
+            ends,
+            at.models.second,
+            "samples are generated by other weights than their version says: every weight sync "
+            "makes the run more off-policy",
+            instead={f"version {FIRST}": at.models.first},
+        )
+    finally:
+        at.engine.publish(FIRST, at.models.first)
+    back = at.finish(requests)
+    at.require_served(requests, back, at.models.first, _BIASED)
+    return f"8 samples of each version, largest difference {worst:.1g}"
+
+
+def _published_in_flight(at: CheckedEngine) -> str:
+    requests = [at.request(i, min_tokens=80, max_tokens=90) for i in range(800, 804)]
+    published: dict[SampleId, int] = {}
+
+    def publish(progress: Mapping[SampleId, int]) -> None:
+        if not published and len(progress) == len(requests) and min(progress.values()) > 0:
+            published.update(progress)
+            at.engine.publish(SECOND, at.models.second)
+
+    try:
+        ends = at.finish(requests, during=publish)
+        if not published:
+            raise CheckFailed(
+                "no poll reported that all requests had tokens before they ended",
+                "the scheduler cannot see which samples lag behind",
+            )
+        worst = max(_across(at, request, ends[request.sample]) for request in requests)
+        # New requests on prompts whose keys and values the old weights made.
+        fresh = [at.request(i, min_tokens=8) for i in range(800, 804)]
+        at.require_served(
+            fresh,
+            at.finish(fresh),
+            at.models.second,
+            "a cache of prefixes is to be keyed by the version of the weights: otherwise every "
+            "group that shares a prompt with an older one is generated by a mixture of weights",
+        )
+    finally:
+        at.engine.publish(FIRST, at.models.first)
+    return f"4 samples across a publication, largest difference {worst:.1g}"
+
+
+def _across(at: CheckedEngine, request: GenerateRequest, end: Finished) -> float:
+    """Returns the difference of a sample that was generated by two versions.
+
+    The keys and values of tokens before the publication may be those of either version.
+    """
+    spans = dict(end.versions)
+    if set(spans) - {FIRST, SECOND} or [v for v, _ in end.versions] != sorted(spans):
+        raise CheckFailed(
+            f"{end.sample} has versions {end.versions}",
+            "the staleness of samples is counted wrong",
+        )
+    old, prompt = spans.get(FIRST, 0), len(request.prompt)
+    tokens = np.concatenate([request.prompt, end.tokens])
+    first, second = at.reference(at.models.first), at.reference(at.models.second)
+    before = first.logprobs(tokens[: prompt + old], prompt) - end.logprobs[:old]
+    start = prompt + old
+    if start == len(tokens):
+        return float(np.abs(before).max(initial=0.0))
+    after = [
+        second.logprobs(tokens, start, older=first, kept=start - 1) - end.logprobs[old:],
+        second.logprobs(tokens, start) - end.logprobs[old:],
+    ]
+    worst = max(
+        float(np.abs(before).max(initial=0.0)), min(float(np.abs(each).max()) for each in after)
+    )
+    if worst > at.models.tolerance:
+        raise CheckFailed(
+            f"logprobs of {end.sample} with versions {end.versions} differ by up to {worst:.2g} "
+            "from a forward pass with the weights of its versions",
+            "samples in flight at a weight sync are trained with wrong logprobs, or their versions "
+            "are wrong",
+        )
+    return worst
+
+
+def _sleep(at: CheckedEngine) -> str:
+    _require(at.capabilities.sleep, "sleep")
+    requests = [at.request(i) for i in range(900, 904)]
+    before = at.finish(requests)
+    at.engine.sleep()
+    at.engine.wake()
+    at.engine.wake()
+    after = at.finish(requests)
+    worst = at.require_served(
+        requests, after, at.models.first, "the weights are not those from before the sleep"
+    )
+    if any(not np.array_equal(before[s].tokens, after[s].tokens) for s in before):
+        raise CheckFailed(
+            "samples have other tokens after sleep and wake",
+            "a run does not repeat its samples where devices are shared in time",
+        )
+    return f"4 samples before and after, largest difference {worst:.1g}"
+
+
+def _bad_requests(at: CheckedEngine) -> str:
+    limit = at.models.context.max_length
+    long = at.request(950)
+    good = at.request(951)
+    object.__setattr__(long, "prompt", np.full(limit + 1, 20, np.int64))
+    try:
+        at.engine.submit([good, long])
+    except BackendError:
+        pass
+    else:
+        raise CheckFailed(
+            f"a prompt of {limit + 1} tokens was accepted by an engine for {limit}",
+            "the request fails later, at a place that names no sample, or its prompt is cut",
+        )
+    # Nothing of the refused call was accepted, so that its good request can be made again.
+    at.finish([good])
+    at.engine.abort([SampleId("9/9/9")])
+    return "a prompt that is too long is refused, and what comes with it"
+
+
+def check_tied(at: CheckedEngine) -> str:
+    """Checks that weights with tied embeddings are loaded wherever they are used.
+
+    Args:
+        at: An engine of the model with tied embeddings.
+    """
+    assert at.models.tied is not None
+    own, changed = at.models.tied
+    at.engine.publish(SECOND, changed)
+    requests = [at.request(i) for i in range(1000, 1008)]
+    worst = at.require_served(
+        requests,
+        at.finish(requests),
+        changed,
+        "a publication does not reach the output layer, which shares its weights with the "
+        "embedding: the policy that generates is not the one that is trained",
+        instead={"the weights before the publication": own},
+    )
+    return f"8 samples, largest difference {worst:.1g}"
+
+
+def _require(declared: bool, name: str) -> None:
+    if not declared:
+        raise NotDeclared(f"Capabilities.{name} is False")
+
+
+def _same_whole(
+    parts: list[GenerateRequest],
+    whole: Mapping[SampleId, Ints],
+    rest: Mapping[SampleId, Finished],
+    when: str,
+) -> None:
+    for part in parts:
+        end = rest[part.sample]
+        if not np.array_equal(np.concatenate([part.response, end.tokens]), whole[part.sample]):
+            raise CheckFailed(
+                f"{part.sample} goes on with other tokens {when} than without",
+                "sampling token t is to depend on (seed, t) alone: a run that loses an engine or "
+                "is resumed does not repeat its samples",
+            )
+
+
+ENGINE_CHECKS: dict[str, Callable[[CheckedEngine], str]] = {
+    "logprobs": _logprobs,
+    "truncated sampling": _truncated,
+    "same tokens in any batch": _alone,
+    "greedy": _greedy,
+    "resume": _resume,
+    "abort": _abort,
+    "stop tokens": _stops,
+    "publication": _published,
+    "publication in flight": _published_in_flight,
+    "sleep and wake": _sleep,
+    "bad requests": _bad_requests,
+}
+"""By what `flowrl backends check` calls them, in their order."""

@@ -1,0 +1,220 @@
+"""The checks of plug-ins: sound ones pass, and faults of real engines are found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl.backend.registry import find
+from flowrl.cli import check_backend as command
+from flowrl.cli.check_backend import Options
+from flowrl.errors import BackendError, ConfigError
+from flowrl.specs import AdamW
+from flowrl.testing import check_backend
+from flowrl.testing.backend_check import run_checks
+from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
+from flowrl.testing.engine_checks import ENGINE_CHECKS, FIRST, NotDeclared, check_tied
+from flowrl.testing.trainer_checks import TRAINER_CHECKS
+from flowrl_backends.torch.trainer import TorchTrainer
+from tests.testing.plain_engine import PlainPlugin
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models.make(
+        tmp_path_factory.mktemp("models"),
+        None,
+        device="cpu",
+        dtype="float32",
+        tolerance=1e-3,
+        timeout_s=60.0,
+    )
+
+
+def run_check(name: str, fault: str, models: Models) -> str:
+    if name == "tied":
+        assert models.tied is not None
+        return check_tied(CheckedEngine(PlainPlugin(fault), models, models.tied[0]))
+    engine = CheckedEngine(PlainPlugin(fault), models)
+    engine.engine.publish(FIRST, models.first)
+    return ENGINE_CHECKS[name](engine)
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "found"),
+    [
+        ("logprobs after top-k", "truncated sampling", "differ by up to"),
+        ("seeds of the batch", "same tokens in any batch", "have other tokens alone"),
+        ("unversioned cache", "publication in flight", "differ by up to"),
+        ("version before weights", "publication", "differ by up to"),
+        ("tied embeddings", "tied", "differ by up to"),
+        ("drops tokens", "abort", "ended with abort and 0 tokens"),
+        ("no stop token", "stop tokens", "ended with stop, its stop tokens at positions"),
+        ("ends twice", "greedy", "which no running request has"),
+    ],
+)
+def test_a_fault_that_real_engines_had_is_found(models: Models, fault: str, check: str, found: str):
+    run_check(check, "", models)
+    with pytest.raises(CheckFailed, match=found) as caught:
+        run_check(check, fault, models)
+    assert caught.value.meaning
+
+
+def test_an_engine_that_ends_nothing_is_told_after_the_time_limit(models: Models):
+    with pytest.raises(CheckFailed, match=r"24 of 24 requests had no end after 0\.1 s"):
+        run_check("logprobs", "ends nothing", replace(models, timeout_s=0.1))
+
+
+def wrong_rate(trainer: TorchTrainer) -> None:
+    begin = trainer.begin
+    trainer.begin = lambda adamw, n: begin(_twice(adamw), n)  # type: ignore[method-assign]
+
+
+def _twice(adamw: AdamW) -> AdamW:
+    return replace(adamw, learning_rate=2 * adamw.learning_rate)
+
+
+def wrong_temperature(trainer: TorchTrainer) -> None:
+    logprobs = trainer.logprobs
+    trainer.logprobs = lambda batch, temperature: logprobs(batch, 1.0)  # type: ignore
+
+
+def old_export(trainer: TorchTrainer) -> None:
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    export = trainer.export
+
+    def stale(folder: Path) -> None:
+        new = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        trainer.model.load_state_dict(weights)
+        export(folder)
+        trainer.model.load_state_dict(new)
+
+    trainer.export = stale  # type: ignore[method-assign]
+
+
+def forgotten_moments(trainer: TorchTrainer) -> None:
+    restore = trainer.restore
+
+    def without(folder: Path) -> None:
+        restore(folder)
+        trainer.reset_optimizer()
+
+    trainer.restore = without  # type: ignore[method-assign]
+
+
+def size_of_micro_batches(trainer: TorchTrainer) -> None:
+    update = trainer.update
+
+    def scaled(batch: Any, spec: Any) -> Any:
+        return [
+            replace(step, grad_norm=step.grad_norm / spec.micro_batch)
+            for step in update(batch, spec)
+        ]
+
+    trainer.update = scaled  # type: ignore[method-assign]
+
+
+class FaultyTrainers:
+    """The torch plug-in, whose trainers are changed."""
+
+    def __init__(self, change: Any) -> None:
+        self._torch, self._change = find("torch"), change
+        self.name, self.capabilities = "faulty", self._torch.capabilities
+        self.check, self.open_generate = self._torch.check, self._torch.open_generate
+
+    def open_train(self, context: Any) -> Any:
+        trainer = self._torch.open_train(context)
+        self._change(trainer)
+        return trainer
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "found"),
+    [
+        (wrong_temperature, "trainer logprobs", "differ by up to"),
+        (wrong_rate, "gradients", "weights after one AdamW update differ"),
+        (size_of_micro_batches, "micro-batches", "with micro-batches of 1, 3 and 8"),
+        (forgotten_moments, "save and restore", "weights differ after save, restore"),
+        (old_export, "gradients", "weights after one AdamW update differ"),
+    ],
+)
+def test_a_fault_of_a_trainer_is_found(models: Models, change: Any, check: str, found: str):
+    with pytest.raises(CheckFailed, match=found) as caught:
+        TRAINER_CHECKS[check](FaultyTrainers(change), models)
+    assert caught.value.meaning
+
+
+def test_the_torch_plugin_passes_but_for_what_is_slow(monkeypatch: pytest.MonkeyPatch):
+    keep(monkeypatch, *ENGINE_CHECKS, *set(TRAINER_CHECKS) - {"large vocabulary"})
+    results = list(run_checks("torch"))
+    assert [one for one in results if one.status != "passed"] == []
+    assert len(results) == len(ENGINE_CHECKS) + len(TRAINER_CHECKS) + 1
+
+
+@pytest.mark.slow
+def test_logprobs_over_a_large_vocabulary_are_made_in_chunks(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+):
+    check = TRAINER_CHECKS["large vocabulary"]
+    check(find("torch"), models)
+    monkeypatch.setattr("flowrl_backends.torch.predict._FORWARD_TOKENS", 1 << 20)
+    with pytest.raises(CheckFailed, match="all logits at once"):
+        check(find("torch"), models)
+
+
+def test_all_failures_are_in_one_error(monkeypatch: pytest.MonkeyPatch):
+    keep(monkeypatch, "truncated sampling")
+    with pytest.raises(BackendError, match="'plain' fails 2 checks") as caught:
+        check_backend(PlainPlugin("ends twice"))
+    assert "truncated sampling: an end of 0/1" in str(caught.value.found)
+    assert "the scheduler ends the run" in str(caught.value.found)
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Leaves out all checks of tables but these."""
+    for name, table in (("ENGINE_CHECKS", ENGINE_CHECKS), ("TRAINER_CHECKS", TRAINER_CHECKS)):
+        left = {check: run for check, run in table.items() if check in names}
+        monkeypatch.setattr(f"flowrl.testing.backend_check.{name}", left)
+
+
+def test_the_command_prints_each_check_and_what_a_failure_does_to_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    keep(monkeypatch, "greedy", "trainer logprobs")
+    options = Options(model=None, device="cpu", dtype="float32", tolerance=None, timeout_s=60.0)
+    assert command.run("torch", options, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:-1]] == [
+        "passed        greedy",
+        "passed        tied embeddings",
+        "passed        processes",
+        "passed        trainer logprobs",
+    ]
+    assert lines[-1] == "4 passed, 0 failed, 0 not declared"
+    strict = replace(options, tolerance=1e-12)
+    assert command.run("torch", strict, as_json=True) == 1
+    greedy, *_ = json.loads(capsys.readouterr().out)["checks"]
+    assert (greedy["name"], greedy["status"]) == ("greedy", "failed")
+    assert greedy["meaning"]
+
+
+def test_what_can_not_be_checked_is_refused(tmp_path: Path):
+    with pytest.raises(BackendError, match="'verify' neither generates nor trains"):
+        check_backend("verify")
+    options = Options(model=tmp_path, device="cpu", dtype="float32", tolerance=None, timeout_s=1.0)
+    with pytest.raises(ConfigError, match="no model folder"):
+        command.run("torch", options, as_json=False)
+
+
+def test_what_is_not_declared_is_not_checked(models: Models):
+    plugin = PlainPlugin()
+    plugin.capabilities = replace(plugin.capabilities, sleep=False, resume=False)
+    engine = CheckedEngine(plugin, models)
+    engine.engine.publish(FIRST, models.first)
+    for name in ("resume", "sleep and wake"):
+        with pytest.raises(NotDeclared):
+            ENGINE_CHECKS[name](engine)
