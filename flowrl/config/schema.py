@@ -251,6 +251,9 @@ class RuntimeConfig(Section):
         runs: The folder of run folders.
         stall_timeout_s: Seconds without any event after which the run stops and reports which part
             waits for which.
+        start_timeout_s: Seconds in which an engine, the scorers of a role, an environment, or an
+            actor that keeps an accelerator must be ready.
+        place_timeout_s: Seconds in which Ray must give the engines their places.
         checkpoint_every: Steps between checkpoints; 0 counts no steps. In any case there is a
             checkpoint at the end of each stage and at Ctrl-C.
         checkpoint_minutes: Minutes after the last checkpoint from which on the end of a step writes
@@ -267,6 +270,8 @@ class RuntimeConfig(Section):
 
     runs: Path = Path("runs")
     stall_timeout_s: Float = Field(default=300.0, gt=0)
+    start_timeout_s: Float = Field(default=120.0, gt=0)
+    place_timeout_s: Float = Field(default=10.0, gt=0)
     checkpoint_every: Int = Field(default=0, ge=0)
     checkpoint_minutes: Float = Field(default=10.0, ge=0)
     keep_checkpoints: Int = Field(default=2, ge=1)
@@ -274,6 +279,14 @@ class RuntimeConfig(Section):
     journal_mb: Int = Field(default=128, ge=0)
     trace_mb: Int = Field(default=64, ge=0)
     num_threads: Int = Field(default=1, ge=0, le=1024)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without a message after which an engine with requests is restarted.
+
+        The run itself gives up after twice that time.
+        """
+        return self.stall_timeout_s / 2
 
 
 MOST_ALTERNATIVES = 50

@@ -15,6 +15,7 @@
     copies/                 the weights with which copies of roles began a stage
     summary.json            written last: a run without it did not end
     status.json             what the run does now (flowrl.observe.run_status)
+    logs/                   what each worker printed (flowrl.runtime.worker_logs)
     trace.json              what each worker did and when (flowrl.observe.trace)
     lock                    held by the process that writes here
 

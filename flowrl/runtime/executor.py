@@ -45,6 +45,10 @@ class Executor(Protocol):
         """
         ...
 
+    def begin(self, folder: Path) -> None:
+        """Writes what workers print into `logs/` of the run's folder from now on."""
+        ...
+
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:
@@ -59,7 +63,6 @@ class Executor(Protocol):
         *,
         export: Callable[[Path], None],
         fallback: Path,
-        silence_s: float,
         cores: Sequence[int],
     ) -> EngineFleet:
         """Opens engines in processes of their own; see `EngineFleet`."""
@@ -101,4 +104,4 @@ class Executor(Protocol):
 def executor_of(config: RunConfig) -> Executor:
     """Returns the executor that a configuration names."""
     module, _, name = EXECUTORS[config.executor].target.partition(":")
-    return cast(Executor, getattr(import_module(module), name)())
+    return cast(Executor, getattr(import_module(module), name)(config.runtime))

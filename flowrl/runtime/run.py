@@ -231,6 +231,7 @@ def opened_run(
         asked = _Interrupt() if interrupt is None else interrupt
         if not gc.get_freeze_count():  # as `Run.turns` has it
             stack.callback(gc.unfreeze)
+        inputs.executor.begin(folder.path)
         opened = OpenRun(config, stages, folder, inputs, screen, stop=asked)
         stack.callback(opened.close)
         trackers = _open_trackers(config, stages, folder, checkpoint, screen.warn)

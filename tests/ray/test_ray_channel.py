@@ -46,7 +46,8 @@ def test_a_message_that_cannot_be_taken_ends_the_worker(
 
     delivered: list[Any] = []
     monkeypatch.setattr(channels.ray, "get", lambda asked, timeout: [("odd",)])
-    channel = ActorChannel(Actor(), cast(OwnNode, None), lambda folder: None, deliver)
+    node = cast(OwnNode, None)
+    channel = ActorChannel(Actor(), node, lambda folder: None, lambda output: None, deliver)
     channel._thread.join(DEADLINE_S)
     assert delivered == [(ENDED, "ValueError: nobody expects this")]
     assert channel._over.is_set()

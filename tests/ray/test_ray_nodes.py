@@ -18,6 +18,7 @@ import pytest
 import flowrl as fl
 from flowrl.cli import doctor
 from flowrl.config.roles import FreshModel, fresh_config_json
+from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError
 from flowrl.ids import engine_id
 from flowrl.observe.rows import StepMetrics
@@ -151,14 +152,13 @@ def test_each_worker_sees_the_accelerator_that_it_was_given_and_no_other(kind: s
 def test_an_engine_on_an_accelerator_comes_as_far_as_the_device_that_is_not_here(tmp_path: Path):
     config = fresh_config_json(FreshModel(), vocab_size=8, eos_id=0)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    executor = RayExecutor()
+    executor = RayExecutor(RuntimeConfig())
     fleet = executor.open_fleet(
         [engine_id("actor", 0)],
         "torch",
         policy_context(tmp_path, device="cuda:5"),
         export=lambda folder: None,
         fallback=tmp_path,
-        silence_s=DEADLINE_S,
         cores=(),
     )
     with contextlib.closing(executor), contextlib.closing(fleet), pytest.raises(BackendError) as e:

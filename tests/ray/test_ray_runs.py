@@ -16,6 +16,7 @@ import flowrl as fl
 from flowrl.backend.environment import Action, EnvironmentContext, EpisodeStart
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.config.rewards import RewardsConfig
+from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError, RewardError, WorkerDied
 from flowrl.ids import RoleName, SampleId
 from flowrl.observe.rows import StepMetrics
@@ -170,7 +171,9 @@ def test_breakpoints_of_the_users_code_stay_in_the_users_debugger():
 def test_scorers_whose_actor_is_killed_are_replaced_and_score_everything():
     rewards = RewardsConfig()
     terms: tuple[dict[str, object], ...] = ({"kind": "exact_match"},)
-    scorers: Any = RayExecutor().open_scorers("verify", "verifier", terms, rewards, workers=1)
+    scorers: Any = RayExecutor(RuntimeConfig()).open_scorers(
+        "verify", "verifier", terms, rewards, workers=1
+    )
     with contextlib.closing(scorers):
         kill(scorers._channel)
         scorers.submit([request("0/0/0"), request("0/0/1")])
@@ -186,7 +189,9 @@ def test_an_error_of_a_reward_comes_with_the_user_s_line(tmp_path: Path):
     (tmp_path / "bad.py").write_text("import nothing_like_this\n")
     terms = ({"kind": "python", "name": "bad", "function": f"{tmp_path / 'bad.py'}:f"},)
     with pytest.raises(RewardError, match=r"bad\.py:1"):
-        RayExecutor().open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
+        RayExecutor(RuntimeConfig()).open_scorers(
+            "verify", "verifier", terms, RewardsConfig(), workers=1
+        )
 
 
 def test_an_environment_whose_actor_is_killed_loses_its_episodes_and_plays_new_ones():
@@ -198,7 +203,7 @@ def test_an_environment_whose_actor_is_killed_loses_its_episodes_and_plays_new_o
         row: dict[str, object] = {}
         return EpisodeStart(sample=SampleId(sample), seed=1, row=row, prompt="", answer="")
 
-    with RayExecutor().open_environment("environment", context) as pool:
+    with RayExecutor(RuntimeConfig()).open_environment("environment", context) as pool:
 
         def answered(ask: Callable[[], None]) -> object:
             ask()

@@ -134,7 +134,7 @@ class Stage:
     def describe(self) -> str:
         """Returns who waits for whom, in one line."""
         collecting = self._collecting
-        return "a batch is being worked on" if collecting is None else collecting.describe()
+        return f"the driver waits: {self.doing}" if collecting is None else collecting.describe()
 
     @property
     def doing(self) -> str:
@@ -190,13 +190,8 @@ class Stage:
 
     def _take(self, sources: Iterable[NodeId]) -> dict[NodeId, Sequence[PromptItem]]:
         """Takes the rows of a step from sources; returns prompts by the node that gives them."""
-        return self._split({node: self._sources[node].take() for node in sources})
-
-    def _split(
-        self, rows: Mapping[NodeId, Sequence[PromptItem]]
-    ) -> dict[NodeId, Sequence[PromptItem]]:
-        """Returns prompts by the node that gives them, of those of sources."""
-        return split_rows(self._program.parts.graph, rows)
+        taken = {node: self._sources[node].take() for node in sources}
+        return split_rows(self._program.parts.graph, taken)
 
     def _give_rows(
         self,

@@ -74,6 +74,7 @@ class EngineFleet:
         cores: The core of each engine, counted among those that this process may use; empty leaves
             it to the operating system.
         open_channel: Starts the process of an engine.
+        start_timeout_s: Seconds that it may take to be ready.
 
     Attributes:
         engines: Engines by name.
@@ -90,11 +91,13 @@ class EngineFleet:
         silence_s: float,
         cores: Sequence[int] = (),
         open_channel: Callable[[EngineId], Channel] = lambda name: open_engine_worker(),
+        start_timeout_s: float = 120.0,
     ) -> None:
         self._plugin = plugin
         self._context = replace(context, trainable=False)
         self._export = export
         self._silence_s = silence_s
+        self._start_timeout_s = start_timeout_s
         self._open_channel = open_channel
         self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
         self._folders = WeightFolders(fallback)
@@ -118,6 +121,7 @@ class EngineFleet:
             name,
             self._plugin,
             self._context,
+            start_timeout_s=self._start_timeout_s,
             silence_s=self._silence_s,
             published=partial(self._folders.loaded, name),
             core=self._core_of.get(name),

@@ -30,6 +30,7 @@ from flowrl.runtime.local.engine_worker import (
     unpack_progress,
 )
 from flowrl.runtime.local.process_channel import ProcessChannel
+from flowrl.runtime.local.processes import Output
 
 __all__ = ["EngineProcess", "open_engine_worker"]
 
@@ -43,9 +44,13 @@ _LOOK_S = 1.0
 _TRACEBACK_S = 1.0
 
 
-def open_engine_worker() -> Channel:
-    """Starts an engine's process on this machine."""
-    return ProcessChannel("flowrl.runtime.local.engine_worker")
+def open_engine_worker(output: Output | None = None) -> Channel:
+    """Starts an engine's process on this machine.
+
+    Args:
+        output: Where it prints; by default this process's standard error.
+    """
+    return ProcessChannel("flowrl.runtime.local.engine_worker", output)
 
 
 class EngineProcess:
@@ -255,9 +260,11 @@ class EngineProcess:
         now = time.monotonic()
         if self._death is None:
             if not self._ready and now - self._started > self._start_timeout_s:
-                self._mark_dead(f"not ready after {self._start_timeout_s:g} s")
+                limit = f"runtime.start_timeout_s={self._start_timeout_s:g}"
+                self._mark_dead(f"not ready after {limit} seconds")
             elif self._live and self._ready and now - self._last_message_s > self._silence_s:
-                self._mark_dead(f"silent for {self._silence_s:g} s with {len(self._live)} requests")
+                limit = f"{self._silence_s:g} s, half of runtime.stall_timeout_s,"
+                self._mark_dead(f"silent for {limit} with {len(self._live)} requests")
         if self._death is not None:
             raise self._death
 

@@ -9,17 +9,20 @@ from flowrl.backend.environment import EnvironmentContext
 from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
 from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
-from flowrl.config.schema import RunConfig
+from flowrl.config.schema import RunConfig, RuntimeConfig
 from flowrl.ids import EngineId, RoleName
 from flowrl.plan.schema import Placement
+from flowrl.runtime.channels import Channel
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.groups import LocalGroup
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_in_place import EngineInPlace
+from flowrl.runtime.local.engine_process import open_engine_worker
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.scoring.pool import ScoringPool
 from flowrl.runtime.trainers import Trainer
+from flowrl.runtime.worker_logs import WorkerLogs
 from flowrl.runtime.workers import PolicyWorker, require
 
 __all__ = ["LocalExecutor"]
@@ -28,12 +31,20 @@ __all__ = ["LocalExecutor"]
 class LocalExecutor:
     """Opens everything on this machine; see `flowrl.runtime.executor.Executor`."""
 
+    def __init__(self, runtime: RuntimeConfig) -> None:
+        self._runtime = runtime
+        self._logs = WorkerLogs()
+
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`."""
         require_runnable(config, stages)
 
     def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`; there is nothing to reserve."""
+
+    def begin(self, folder: Path) -> None:
+        """See `Executor`."""
+        self._logs.begin(folder)
 
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
@@ -58,7 +69,6 @@ class LocalExecutor:
         *,
         export: Callable[[Path], None],
         fallback: Path,
-        silence_s: float,
         cores: Sequence[int],
     ) -> EngineFleet:
         """See `Executor`."""
@@ -68,9 +78,15 @@ class LocalExecutor:
             context,
             export=export,
             fallback=fallback,
-            silence_s=silence_s,
+            start_timeout_s=self._runtime.start_timeout_s,
+            silence_s=self._runtime.silence_s,
             cores=cores,
+            open_channel=self._open_engine,
         )
+
+    def _open_engine(self, name: EngineId) -> Channel:
+        with self._logs.output(name) as output:
+            return open_engine_worker(output)
 
     def open_scorers(
         self,
@@ -89,6 +105,8 @@ class LocalExecutor:
             timeout_s=rewards.timeout_s,
             workers=workers,
             memory_gb=rewards.memory_gb,
+            start_timeout_s=self._runtime.start_timeout_s,
+            output=self._logs.output,
         )
 
     def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
@@ -98,3 +116,4 @@ class LocalExecutor:
 
     def close(self) -> None:
         """See `Executor`; what it has opened is closed by those who have it."""
+        self._logs.close()

@@ -2,3 +2,6 @@
 
 ENDED = "ended"
 """The last message of a worker in an actor: `(ENDED, how)`."""
+
+OUTPUT = "output"
+"""A message of what an actor has printed: `(OUTPUT, bytes)`."""

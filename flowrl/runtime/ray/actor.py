@@ -16,19 +16,21 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from stat import S_ISREG
 from tempfile import gettempdir
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import ray
 
 from flowrl.runtime.channels import Mailbox, Message
-from flowrl.runtime.ray import ENDED
+from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
@@ -41,6 +43,7 @@ VISIBLE_DEVICES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVI
 # Seconds after which a `take` without messages returns, so that a run that is gone is noticed.
 _TAKE_S = 10.0
 _NUM_NEWEST = 256
+_MAX_OUTPUT = 1 << 20
 
 
 class _Mailbox:
@@ -111,6 +114,16 @@ def file_bytes(folder: Path) -> dict[str, np.ndarray]:
     }
 
 
+def _printed() -> BinaryIO:
+    """Returns what this process prints from now on; Ray has it print into a file of the node."""
+    with suppress(OSError):
+        if S_ISREG(os.fstat(2).st_mode):
+            file = open("/proc/self/fd/2", "rb")  # noqa: PTH123, SIM115
+            file.seek(0, os.SEEK_END)
+            return file
+    return BytesIO()
+
+
 class WorkerActor:
     """See the module.
 
@@ -130,6 +143,7 @@ class WorkerActor:
             os.chdir(folder)
         # What libraries print reaches the run's standard error: its output is the command's.
         os.dup2(2, 1)
+        self._printed = _printed()
         self._outgoing: SimpleQueue[Message] = SimpleQueue()
         self._mailbox = _Mailbox(self._outgoing)
         module, _, name = target.partition(":")
@@ -148,12 +162,13 @@ class WorkerActor:
 
     def take(self) -> list[Message]:
         """Returns the worker's new messages; waits for the first, but not for ever."""
-        try:
-            messages = [self._outgoing.get(timeout=_TAKE_S)]
-        except Empty:
-            return []
-        while not self._outgoing.empty():
-            messages.append(self._outgoing.get())
+        messages: list[Message] = []
+        with suppress(Empty):
+            messages.append(self._outgoing.get(timeout=_TAKE_S))
+            while not self._outgoing.empty():
+                messages.append(self._outgoing.get())
+        if output := self._printed.read(_MAX_OUTPUT):
+            messages.insert(0, (OUTPUT, output))  # the end of the worker comes last
         return messages
 
     def _run(self, work: Callable[[Mailbox], None]) -> None:

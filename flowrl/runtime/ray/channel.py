@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from flowrl.runtime.channels import Message
-from flowrl.runtime.ray import ENDED
+from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.ray.own_node import OwnNode
 from flowrl.runtime.spans import SPANS
 
@@ -86,6 +86,7 @@ class ActorChannel:
         actor: Handle of a `WorkerActor`.
         node: The node of this process, into whose store large messages go.
         put: Puts the files of a folder into Ray's store.
+        log: Gets what the actor prints.
         deliver: Gets the messages in that thread, `(ENDED, how)` as the last one; by default they
             wait for `receive`.
     """
@@ -95,6 +96,7 @@ class ActorChannel:
         actor: Any,
         node: OwnNode,
         put: Callable[[Path], Any],
+        log: Callable[[bytes], None],
         deliver: Callable[[list[Message]], None] | None = None,
     ) -> None:
         self._actor = actor
@@ -103,6 +105,7 @@ class ActorChannel:
         self._close = actor.close.options(concurrency_group="inbox")
         self._take = actor.take.options(concurrency_group="outbox")
         self._put = put
+        self._log = log
         self._inbox = Inbox()
         self._deliver = self._inbox.put if deliver is None else deliver
         self._over = threading.Event()
@@ -167,12 +170,22 @@ class ActorChannel:
             if any(message[0] == ENDED for message in messages):
                 self._over.set()
             try:
-                if messages := SPANS.without(messages):
+                if messages := self._without_output(SPANS.without(messages)):
                     self._deliver(messages)
             except Exception as reason:
                 _log.exception("a worker's message cannot be taken")
                 self._over.set()
                 self._deliver([(ENDED, _described(reason))])
+
+    def _without_output(self, messages: Sequence[Message]) -> list[Message]:
+        others = []
+        for message in messages:
+            match message:
+                case (kind, bytes(output)) if kind == OUTPUT:
+                    self._log(output)
+                case _:
+                    others.append(message)
+        return others
 
 
 def _described(reason: Exception) -> str:

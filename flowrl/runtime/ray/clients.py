@@ -21,8 +21,6 @@ __all__ = ["ActorLoop", "ActorScorers"]
 
 _log = logging.getLogger(__name__)
 
-START_S = 120.0
-"""Seconds that an actor and what it hosts may take to start."""
 _CLOSE_S = 5.0
 _MAX_DEATHS = 3
 """Actors that die one after another without having scored anything."""
@@ -36,9 +34,13 @@ class ActorScorers:
     Args:
         open_channel: Starts an actor with `run_scorers`.
         opening: Its first message.
+        start_timeout_s: Seconds that the actor and its processes may take to be ready.
     """
 
-    def __init__(self, open_channel: Callable[[], Channel], opening: Message) -> None:
+    def __init__(
+        self, open_channel: Callable[[], Channel], opening: Message, start_timeout_s: float
+    ) -> None:
+        self._start_timeout_s = start_timeout_s
         self._open_channel = open_channel
         self._opening = opening
         self._pending: dict[SampleId, list[ScoreRequest]] = {}
@@ -96,7 +98,7 @@ class ActorScorers:
         return channel
 
     def _wait_ready(self) -> None:
-        end = time.monotonic() + START_S
+        end = time.monotonic() + self._start_timeout_s
         while (left := end - time.monotonic()) > 0:
             for message in self._channel.receive(left):
                 if message == ("ready",):
@@ -104,7 +106,7 @@ class ActorScorers:
                 self._take(message)
             if (how := self._channel.ended()) is not None:
                 raise WorkerDied("the scorers' actor died before it was ready", found=how)
-        raise WorkerDied("the scorers' actor was not ready in time", found=f"{START_S:g} s")
+        raise _late("the scorers' actor", self._start_timeout_s)
 
     def _exchange(self, timeout_s: float) -> None:
         for message in self._channel.receive(timeout_s):
@@ -145,6 +147,14 @@ class ActorScorers:
             self._channel.send(("score", requests))
 
 
+def _late(who: str, limit_s: float) -> WorkerDied:
+    return WorkerDied(
+        f"{who} was not ready in time",
+        found=f"more than runtime.start_timeout_s={limit_s:g} seconds",
+        hint="see what it prints in logs/ of the run folder; raise that limit if it is only slow",
+    )
+
+
 class OpenActor(Protocol):
     """Starts an actor whose messages go to `deliver`."""
 
@@ -160,12 +170,15 @@ class ActorLoop:
         open_channel: Starts an actor with `run_environment`.
         opening: Its first message.
         replies: Receives the answers.
+        start_timeout_s: Seconds that it may take to be ready.
 
     Raises:
         FlowError: the environment cannot be opened.
     """
 
-    def __init__(self, open_channel: OpenActor, opening: Message, replies: Replies) -> None:
+    def __init__(
+        self, open_channel: OpenActor, opening: Message, replies: Replies, start_timeout_s: float
+    ) -> None:
         self._replies = replies
         self._calls: dict[int, Call] = {}
         self._blocked: tuple[int | None, EpisodeFailure | None] | None = None
@@ -173,10 +186,8 @@ class ActorLoop:
         self._ready = threading.Event()
         self._channel = open_channel(deliver=self._take)
         self._channel.send(opening)
-        if not self._ready.wait(START_S):
-            self._error = WorkerDied(
-                "the environment's actor was not ready in time", found=f"{START_S:g} s"
-            )
+        if not self._ready.wait(start_timeout_s):
+            self._error = _late("the environment's actor", start_timeout_s)
         if self._error is not None:
             self._channel.close(0.0)
             raise self._error

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,24 @@ elif "ray" not in sys.modules:
 import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
+from flowrl.config.schema import RuntimeConfig  # noqa: E402
 from flowrl.errors import BackendError  # noqa: E402
 from flowrl.runtime.channels import Message  # noqa: E402
 from flowrl.runtime.ray.actor import VISIBLE_DEVICES, WorkerActor, file_bytes  # noqa: E402
 from flowrl.runtime.ray.channel import ActorChannel  # noqa: E402
 from flowrl.runtime.ray.own_node import OwnNode  # noqa: E402
 from flowrl.runtime.ray.places import Places  # noqa: E402
+from flowrl.runtime.worker_logs import WorkerLogs  # noqa: E402
 
 __all__ = ["RayCluster"]
-
-_HOLD_S = 60.0
-"""Seconds in which Ray gives this process an accelerator."""
 
 
 class RayCluster:
     """Joined, or started, when it is made; `close` leaves it, or ends it.
+
+    Args:
+        limits: How long it may take to give places, and an accelerator; those of a run.
+        logs: Get what actors print; by default it is written nowhere.
 
     Attributes:
         places: Places of the workers.
@@ -63,10 +67,11 @@ class RayCluster:
         BackendError: it cannot be joined or started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RuntimeConfig | None = None, logs: WorkerLogs | None = None) -> None:
+        self._limits = limits or RuntimeConfig()
+        self._logs = logs or WorkerLogs()
         self._objects: dict[Path, Any] = {}
         self._holders: list[Any] = []
-        self._numbers: dict[str, int] = {}
         self._joined = not ray.is_initialized()  # else a program that runs flowrl has done it
         if self._joined:
             _join()
@@ -74,7 +79,7 @@ class RayCluster:
             if AUTH_MODE not in os.environ:
                 _refuse_open_cluster()
             self.node = OwnNode()
-            self.places = Places()
+            self.places = Places(self._limits.place_timeout_s)
         except BaseException:
             if self._joined:
                 ray.shutdown()
@@ -107,7 +112,7 @@ class RayCluster:
         """
         self.node.require_alive()
         place = self.places.place(name) if placed else None
-        number = self._numbers[name] = self._numbers.get(name, 0) + 1
+        numbered = self._logs.name(name)
         path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
         resources = {} if place is None else dict(place.resources)
         if here:
@@ -116,13 +121,14 @@ class RayCluster:
         else:
             strategy = self.places.roomiest() if place is None else place.strategy
         actor = self._actor_class.options(
-            name=name if number == 1 else f"{name}#{number}",
+            name=numbered,
             num_cpus=resources.pop("CPU", 0),
             num_gpus=resources.pop("GPU", 0),
             resources=resources,
             scheduling_strategy=strategy,
         ).remote(target, str(Path.cwd()), path)
-        return ActorChannel(actor, self.node, self._put, deliver)
+        log = partial(self._logs.write, numbered)
+        return ActorChannel(actor, self.node, self._put, log, deliver)
 
     def own_device(self, kind: str, device: str) -> str:
         """Returns an accelerator of this node that no worker is given; see `PolicyContext.device`.
@@ -149,7 +155,7 @@ class RayCluster:
             .remote()
         )
         try:
-            (given,) = ray.get(holder.given.remote(), timeout=_HOLD_S)
+            (given,) = ray.get(holder.given.remote(), timeout=self._limits.start_timeout_s)
         except ray.exceptions.RayError as reason:
             raise BackendError(
                 f"no {kind} of this node is free for the trainers",

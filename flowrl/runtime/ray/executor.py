@@ -18,7 +18,7 @@ from flowrl.backend.environment import EnvironmentContext
 from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
 from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
-from flowrl.config.schema import RunConfig
+from flowrl.config.schema import RunConfig, RuntimeConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.ids import EngineId, RoleName, engine_id
 from flowrl.plan.local import engines_of
@@ -39,7 +39,8 @@ __all__ = ["RayExecutor"]
 class RayExecutor(LocalExecutor):
     """See the module and `flowrl.runtime.executor.Executor`."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: RuntimeConfig) -> None:
+        super().__init__(runtime)
         self._own_devices: dict[str, str] = {}
 
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
@@ -59,7 +60,7 @@ class RayExecutor(LocalExecutor):
     def _cluster(self) -> RayCluster:
         from flowrl.runtime.ray.cluster import RayCluster
 
-        return RayCluster()
+        return RayCluster(self._runtime, self._logs)
 
     def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`: reserves the places of all engines, for the whole run."""
@@ -99,7 +100,7 @@ class RayExecutor(LocalExecutor):
             here=True,
         )
         opening = ("open", placement.backend, context)
-        group = ActorGroup(context.role, self._cluster.node.put, start, opening)
+        group = ActorGroup(context.role, self._cluster.node.put, start, opening, self._runtime)
         return PolicyWorker(
             role=context.role,
             context=context,
@@ -115,7 +116,6 @@ class RayExecutor(LocalExecutor):
         *,
         export: Callable[[Path], None],
         fallback: Path,
-        silence_s: float,
         cores: Sequence[int],
     ) -> EngineFleet:
         """See `Executor`."""
@@ -128,7 +128,8 @@ class RayExecutor(LocalExecutor):
             context,
             export=export,
             fallback=fallback,
-            silence_s=silence_s,
+            start_timeout_s=self._runtime.start_timeout_s,
+            silence_s=self._runtime.silence_s,
             open_channel=lambda name: self._cluster.start(
                 name, "flowrl.runtime.local.engine_worker:run_engine", placed=True
             ),
@@ -150,7 +151,8 @@ class RayExecutor(LocalExecutor):
         context = ScoreContext(role=RoleName(role), terms=terms)
         return ActorScorers(
             partial(self._cluster.start, f"{role}.score", "flowrl.runtime.ray.workers:run_scorers"),
-            ("open", backend, context, rewards, workers),
+            ("open", backend, context, rewards, workers, self._runtime.start_timeout_s),
+            self._runtime.start_timeout_s,
         )
 
     def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
@@ -167,6 +169,7 @@ class RayExecutor(LocalExecutor):
                 ),
                 ("open", backend, context, concurrency),
                 replies,
+                self._runtime.start_timeout_s,
             ),
         )
 
@@ -174,6 +177,7 @@ class RayExecutor(LocalExecutor):
         """See `Executor`."""
         if "_cluster" in self.__dict__:
             self._cluster.close()
+        super().close()
 
 
 _KINDS = {"cuda": "GPU", "npu": "NPU"}

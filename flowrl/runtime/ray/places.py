@@ -37,8 +37,6 @@ Resources = Mapping[str, float]
 
 _log = logging.getLogger(__name__)
 
-_PLACE_S = 10.0
-"""Seconds in which resources are reserved; those of a worker that has just ended come back late."""
 _RETRY_S = 0.1
 _CONNECT_S = 1.0
 
@@ -63,9 +61,15 @@ class Place:
 
 
 class Places:
-    """The places of a run; see the module. Ray must be initialised."""
+    """The places of a run; see the module. Ray must be initialised.
 
-    def __init__(self) -> None:
+    Args:
+        timeout_s: Seconds in which resources are reserved; those of a worker that has just ended
+            come back late.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._here = ray.get_runtime_context().get_node_id()
         self._held: dict[str, Place] = {}
         self._lost: set[str] = set()
@@ -81,7 +85,7 @@ class Places:
             BackendError: the cluster does not have them, or they are not free.
         """
         names = [name for name in names if name not in self._held]
-        end = time.monotonic() + _PLACE_S
+        end = time.monotonic() + self._timeout_s
         # Nodes that could never hold them are refused at once, busy ones after a while.
         while names and assigned(self._totals(), each, len(names), last=self._here) is not None:
             made = self._made(names, each)

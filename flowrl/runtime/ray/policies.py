@@ -11,6 +11,7 @@ from typing import Any
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import PolicyContext
+from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import FlowError, WorkerDied
 from flowrl.ids import RoleName, engine_id
 from flowrl.runtime.channels import Message
@@ -35,6 +36,7 @@ class ActorGroup(WorkerGroup):
         put: Puts a batch into Ray's store.
         open_channel: Starts an actor with `run_policy`.
         opening: Its first message.
+        limits: How long an engine next to the trainer may take to be ready, and be silent.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class ActorGroup(WorkerGroup):
         put: Callable[[object], Any],
         open_channel: OpenActor,
         opening: Message,
+        limits: RuntimeConfig,
     ) -> None:
         super().__init__(1)
         self._put_object = put
+        self._limits = limits
         self._role = role
         self._lock = threading.Lock()  # of the fields that the channel's thread changes
         self._waiting: dict[int, Future[Any]] = {}
@@ -76,6 +80,8 @@ class ActorGroup(WorkerGroup):
             engine_id(self._role, 0),
             backend,
             context,
+            start_timeout_s=self._limits.start_timeout_s,
+            silence_s=self._limits.silence_s,
             open_channel=self._open_engine_channel,
             shares_weights=True,
         )

@@ -42,7 +42,7 @@ _CLOSE_S = 5.0
 def run_scorers(mailbox: Mailbox) -> None:
     """Scores samples in processes of this node.
 
-    run -> scorers    ("open", backend, ScoreContext, RewardsConfig, workers), once
+    run -> scorers    ("open", backend, ScoreContext, RewardsConfig, workers, start_timeout_s), once
                       ("score", [ScoreRequest, ...])
     scorers -> run    ("ready",), or ("broken", FlowError) and then nothing more
                       ("scores", [ScoreResult or ScoreFailure, ...])
@@ -50,7 +50,7 @@ def run_scorers(mailbox: Mailbox) -> None:
     messages = mailbox.receive()
     if messages is None:
         return
-    _, backend, context, rewards, workers = messages.pop(0)
+    _, backend, context, rewards, workers, start_timeout_s = messages.pop(0)
     rewards = cast(RewardsConfig, rewards)
     try:
         with ScoringPool(
@@ -59,6 +59,7 @@ def run_scorers(mailbox: Mailbox) -> None:
             timeout_s=rewards.timeout_s,
             workers=cast(int, workers),
             memory_gb=rewards.memory_gb,
+            start_timeout_s=cast(float, start_timeout_s),
         ) as pool:
             mailbox.send(("ready",))
             while messages is not None:

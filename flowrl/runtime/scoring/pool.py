@@ -25,7 +25,8 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from mmap import mmap
@@ -154,7 +155,7 @@ class ScoringPool:
         grace_s: Seconds past `timeout_s` after which a process that could not be interrupted is
             killed.
         start_timeout_s: Seconds that a process may take to load the reward.
-        output: File to which rewards print; by default this process's standard error.
+        output: Opens where a process of a name prints; by default this process's standard error.
 
     Raises:
         RewardError: The reward cannot be loaded; with the user's own file and line.
@@ -179,8 +180,8 @@ class ScoringPool:
         workers: int = 1,
         memory_gb: float = 4.0,
         grace_s: float = 2.0,
-        start_timeout_s: float = 60.0,
-        output: Output | None = None,
+        start_timeout_s: float = 120.0,
+        output: Callable[[str], AbstractContextManager[Output]] | None = None,
     ) -> None:
         self._opening = pack(("open", plugin, context, timeout_s, int(memory_gb * 1e9)))
         self._timeout_s = timeout_s
@@ -190,7 +191,7 @@ class ScoringPool:
         self._alone: set[int] = set()
         self._died_under: set[int] = set()
         self._start_timeout_s = start_timeout_s
-        self._output = standard_error() if output is None else output
+        self._output = output or (lambda name: nullcontext(standard_error()))
         self._queue: deque[tuple[int, ScoreRequest]] = deque()
         self._done: list[ScoreResult | ScoreFailure] = []
         self._next_ticket = 0
@@ -316,8 +317,8 @@ class ScoringPool:
             if now - worker.started > self._start_timeout_s:
                 raise RewardError(
                     "the reward takes too long to load",
-                    found=f"more than {self._start_timeout_s:g} s",
-                    hint="move slow work out of the reward file's top level",
+                    found=f"more than runtime.start_timeout_s={self._start_timeout_s:g} seconds",
+                    hint="move slow work out of the reward file's top level, or raise that limit",
                 )
             return False
         doing = worker.status.read()
@@ -463,10 +464,10 @@ class ScoringPool:
 
     def _start(self, name: str) -> _Worker:
         ours, theirs = socket.socketpair()
-        with _shared_memory() as file, theirs:
+        with _shared_memory() as file, theirs, self._output(name) as output:
             memory = mmap(file.fileno(), Status.NBYTES)
             descriptors = (theirs.fileno(), file.fileno())
-            process = start_module("flowrl.runtime.scoring.worker", descriptors, self._output)
+            process = start_module("flowrl.runtime.scoring.worker", descriptors, output)
         ours.setblocking(False)
         worker = _Worker(
             name=name,

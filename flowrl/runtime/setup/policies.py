@@ -160,8 +160,6 @@ class OpenPolicies:
             worker.context,
             export=lambda folder: worker.train.export(folder).result(),
             fallback=self._folder / "sync",
-            # The run itself gives up after that time; an engine is restarted earlier.
-            silence_s=self._config.runtime.stall_timeout_s / 2,
             cores=engines.cores,
         )
         try:
