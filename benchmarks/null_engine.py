@@ -1,0 +1,95 @@
+"""A plug-in whose engines hold no model: every request ends at the next poll with zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flowrl.backend.environment import Environment, EnvironmentContext
+from flowrl.backend.protocols import (
+    BackendStatus,
+    Capabilities,
+    Finished,
+    GenerateRequest,
+    PolicyContext,
+    Progress,
+    ScoreBackend,
+    ScoreContext,
+    Service,
+    TrainBackend,
+)
+from flowrl.ids import SampleId
+from flowrl.specs import FinishReason
+
+__all__ = ["plugin"]
+
+
+class _Engine:
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._version = 0
+        self._requests: list[GenerateRequest] = []
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        self._requests += requests
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        pass  # everything ends at the next poll
+
+    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+        requests, self._requests = self._requests, []
+        return [self._end(request, request.sampling.max_tokens or 1) for request in requests]
+
+    def _end(self, request: GenerateRequest, num_tokens: int) -> Finished:
+        return Finished(
+            sample=request.sample,
+            attempt=request.attempt,
+            reason=FinishReason.LENGTH,
+            tokens=np.zeros(num_tokens, np.int64),
+            logprobs=np.zeros(num_tokens, np.float32),
+            versions=((self._version, num_tokens),),
+        )
+
+    def publish(self, version: int, weights: Path | None) -> None:
+        if weights is not None:
+            (weights / "weights").read_bytes()
+        self._version = version
+
+    def sleep(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Plugin:
+    name = "null"
+    capabilities = Capabilities(
+        services=frozenset({Service.GENERATE}),
+        devices=frozenset({"cpu"}),
+        abort=True,
+        resume=True,
+    )
+
+    def check(self) -> BackendStatus:
+        return BackendStatus(usable=True)
+
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> _Engine:
+        return _Engine(context.num_slots)
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        raise NotImplementedError
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        raise NotImplementedError
+
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        raise NotImplementedError
+
+
+plugin = _Plugin()
