@@ -108,7 +108,7 @@ class RunReport:
         state: `running`, `stalled` (nothing moves), `silent` (its process does not answer),
             `ended`, `stopped`, `failed` or `killed` (its process is gone without a word).
         verdict: The same in a sentence.
-        checkpoint: Name of the newest checkpoint.
+        checkpoint: Name of the newest complete checkpoint.
     """
 
     folder: str
@@ -137,6 +137,8 @@ class RunReport:
             lines.append(
                 f"stage {status.stage}, step {status.step} of {status.steps}: {status.doing}{did}"
             )
+        elif status is not None and self.is_alive:
+            lines.append(status.doing)
         if status is not None and self.is_alive:
             for rollout in status.rollouts:
                 lines += _rollout_lines(rollout)
@@ -169,17 +171,19 @@ def report_of(path: Path, *, now_s: float | None = None) -> RunReport:
     now_s = time.time() if now_s is None else now_s
     state, verdict = _verdict(folder, status, holder, now_s)
     rows = deque(folder.steps(), maxlen=1)
-    names = sorted(
-        entry.name for entry in folder.checkpoints.glob("*") if not entry.name.startswith(".")
-    )
     return RunReport(
         folder=str(folder),
         state=state,
         verdict=verdict,
         status=status,
         last=rows[0] if rows else None,
-        checkpoint=names[-1] if names else None,
+        checkpoint=_newest_checkpoint(folder.checkpoints),
     )
+
+
+def _newest_checkpoint(folder: Path) -> str | None:
+    names = [path.parent.name for path in folder.glob("[0-9]*-*/MANIFEST.json")]
+    return max(names, key=lambda name: int(name.partition("-")[0]), default=None)
 
 
 def _read(path: Path) -> RunStatus | None:

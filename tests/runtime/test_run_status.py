@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -106,6 +107,19 @@ def test_a_run_that_ended_without_its_result_was_left_early(tmp_path: Path):
         write_status(folder.path, RunStatus(pid=1, state="ended", stage="grpo", step=1, steps=2))
     report = report_of(folder.path)
     assert (report.state, report.verdict) == ("stopped", "stopped, as it was asked to")
+
+
+def test_a_run_that_is_being_opened_says_so_and_names_its_newest_whole_checkpoint(tmp_path: Path):
+    with RunFolder.create(tmp_path, "opening") as folder:
+        folder.write_config("seed: 0\n")
+        for name in ("9999-grpo-step1", "10000-grpo-step2", "10001-grpo-step3"):
+            (folder.checkpoints / name).mkdir(parents=True)
+        for name in ("9999-grpo-step1", "10000-grpo-step2"):
+            (folder.checkpoints / name / "MANIFEST.json").touch()
+        doing = "workers are being opened"
+        write_status(folder.path, RunStatus(pid=os.getpid(), doing=doing, written_s=1, moved_s=1))
+        lines = str(report_of(folder.path, now_s=2)).splitlines()
+    assert lines[-2:] == [doing, "newest checkpoint: 10000-grpo-step2"]
 
 
 def test_a_look_that_fails_in_any_way_shows_what_was_seen_before(tmp_path: Path):
