@@ -212,8 +212,25 @@ KLCredit: TypeAlias = Literal["reward_to_go", "token"]
 """The KL penalties in a token's return: those of itself and all later tokens, or its own alone."""
 
 
+class ProcessRewarded(AdvantageSpec):
+    """The base of advantages that may be given rewards of tokens: `token_rewards` says which."""
+
+    __slots__ = ()
+    token_rewards: ProcessRewards
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the advantage always reads, and rewards of tokens where they are given."""
+        return self._needs + (() if self.token_rewards == "none" else ("process_rewards",))
+
+    @property
+    def needs_scores(self) -> bool:
+        """False if tokens have all of the reward."""
+        return self.token_rewards != "alone"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReinforcePP(AdvantageSpec):
+class ReinforcePP(ProcessRewarded):
     """Discounted rewards-to-go with a KL penalty in the reward, whitened over the batch's tokens.
 
     This is REINFORCE++; with `mean="group"` its baseline form, REINFORCE++-baseline.
@@ -245,20 +262,6 @@ class ReinforcePP(AdvantageSpec):
     singleton: Singleton = option("zero")
     token_rewards: ProcessRewards = option("none")
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The mask, and rewards of tokens where they are given."""
-        return _with_process_rewards(self._needs, self.token_rewards)
-
-    @property
-    def needs_scores(self) -> bool:
-        """False if tokens have all of the reward."""
-        return self.token_rewards != "alone"
-
-
-def _with_process_rewards(needs: tuple[str, ...], given: ProcessRewards) -> tuple[str, ...]:
-    return needs if given == "none" else (*needs, "process_rewards")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReMax(AdvantageSpec):
@@ -286,7 +289,7 @@ class OptimalTokenBaseline(AdvantageSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GAE(AdvantageSpec):
+class GAE(ProcessRewarded):
     """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO and VAPO.
 
     `ReinforcePP` documents the fields of the KL penalty, of the whitening and of token rewards.
@@ -309,16 +312,6 @@ class GAE(AdvantageSpec):
     whiten_eps: FiniteFromZero = 1e-8
     whiten_eps_place: EpsPlace = option("inside")
     token_rewards: ProcessRewards = option("none")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The mask, the values, and rewards of tokens where they are given."""
-        return _with_process_rewards(self._needs, self.token_rewards)
-
-    @property
-    def needs_scores(self) -> bool:
-        """False if tokens have all of the reward."""
-        return self.token_rewards != "alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,7 @@ class MapSpec(Spec):
 
     family: ClassVar[str] = "map"
     _reads: ClassVar[tuple[str, ...]] = ("score",)
+    _gives: ClassVar[tuple[Gives, ...]] = _KNOWN["score"]
     _per_sample: ClassVar[bool] = False
 
     @property
@@ -75,7 +76,7 @@ class MapSpec(Spec):
     @property
     def gives(self) -> tuple[Gives, ...]:
         """The name, dtype and unit of each field that the map gives."""
-        return _KNOWN["score"]
+        return self._gives
 
     @property
     def per_sample(self) -> bool:
@@ -117,7 +118,7 @@ class WeightedSum(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parse(MapSpec):
-    """The number that an expression finds in a response, and whether it finds one.
+    """The number that an expression finds in a response as `score`, and as `parsed` if it does.
 
     Attributes:
         regex: The expression: the first group of its last match is the number, or the whole match
@@ -128,15 +129,11 @@ class Parse(MapSpec):
 
     kind: ClassVar[str] = "parse"
     _reads: ClassVar[tuple[str, ...]] = ("text",)
+    _gives: ClassVar[tuple[Gives, ...]] = (*_KNOWN["score"], ("parsed", "bool", "samples"))
     _per_sample: ClassVar[bool] = True
 
     regex: str
     otherwise: Finite | None = None
-
-    @property
-    def gives(self) -> tuple[Gives, ...]:
-        """The score, and `parsed`: whether the response has one of its own."""
-        return (*_KNOWN["score"], ("parsed", "bool", "samples"))
 
     def conflicts(self) -> Iterator[Wrong]:
         """Yields an expression that cannot be read, or that matches the empty text."""
@@ -409,11 +406,7 @@ class ImplicitReward(MapSpec):
 
     kind: ClassVar[str] = "implicit_reward"
     _reads: ClassVar[tuple[str, ...]] = ("logprobs", "logprobs_2")
+    _gives: ClassVar[tuple[Gives, ...]] = _KNOWN["token_reward"]
     _per_sample: ClassVar[bool] = True
 
     beta: Finite = 0.05
-
-    @property
-    def gives(self) -> tuple[Gives, ...]:
-        """One reward a token."""
-        return _KNOWN["token_reward"]

@@ -66,6 +66,9 @@ class LossSpec(Spec):
     family: ClassVar[str] = "loss"
     predicts: ClassVar[Prediction] = "logprobs"
     pairs: ClassVar[bool] = False
+    _needs: ClassVar[tuple[str, ...]] = ()
+    _extra_fields: ClassVar[tuple[str, ...]] = ()
+    _corrects_behaviour: ClassVar[bool] = False
 
     count_empty: bool = option(True)
     scaled_by: Annotated[float, Range(low=0.0, above=True, finite=True)] = option(1.0)
@@ -103,17 +106,17 @@ class LossSpec(Spec):
     @property
     def needs(self) -> tuple[str, ...]:
         """The fields of the update's batch that the loss reads besides tokens and response_mask."""
-        return ()
+        return self._needs
 
     @property
     def extra_fields(self) -> tuple[str, ...]:
-        """The fields of own maps that the loss reads."""
-        return ()
+        """The fields of own maps that the loss reads, and the score."""
+        return self._extra_fields
 
     @property
     def corrects_behaviour(self) -> bool:
         """True if the loss corrects for samples of an older policy."""
-        return False
+        return self._corrects_behaviour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +184,11 @@ class PairLoss(LossSpec):
 
     Each token of a pair carries the pair's loss, so that the mean over samples of token means is
     the mean over pairs. Other aggregations would weigh pairs by their lengths, so there are none.
+    Pairs may come from any policy, as the losses have no expectation over the policy.
     """
 
     pairs: ClassVar[bool] = True
+    _corrects_behaviour: ClassVar[bool] = True
     aggregation: ClassVar[Aggregation] = "sequence-mean-token-mean"
 
 
@@ -199,20 +204,11 @@ class DPO(PairLoss):
     """
 
     kind: ClassVar[str] = "dpo"
+    _needs: ClassVar[tuple[str, ...]] = ("reference_logprobs", "preferred")
 
     beta: Positive = 0.1
     label_smoothing: Annotated[float, Range(low=0.0, high=0.5)] = option(0.0)
     form: PairForm = option("sigmoid")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The reference's logprobs, and the mask of the preferred samples."""
-        return ("reference_logprobs", "preferred")
-
-    @property
-    def corrects_behaviour(self) -> bool:
-        """True: pairs may come from any policy, as the loss has no expectation over the policy."""
-        return True
 
     def conflicts(self) -> Iterator[Wrong]:
         """Yields the label smoothing of IPO, which has no meaning."""
@@ -233,19 +229,10 @@ class BradleyTerry(PairLoss):
 
     kind: ClassVar[str] = "bradley_terry"
     predicts: ClassVar[Prediction] = "scores"
+    _needs: ClassVar[tuple[str, ...]] = ("preferred",)
 
     margin: float = option(0.0)
     centering: FromZero = option(0.0)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The mask of the preferred samples."""
-        return ("preferred",)
-
-    @property
-    def corrects_behaviour(self) -> bool:
-        """True: pairs may come from any policy."""
-        return True
 
 
 @operation
@@ -267,24 +254,16 @@ def bradley_terry(*, margin: float = 0.0, centering: float = 0.0) -> BradleyTerr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeLoss(LossSpec):
-    """The base of losses that learn the outcome of a response: its score, from 0 to 1."""
+    """The base of losses that learn the outcome of a response: its score, from 0 to 1.
+
+    An update is given the score as its rewards. An outcome is that of its response, whichever
+    policy wrote it.
+    """
 
     aggregation: ClassVar[Aggregation] = "sequence-mean-token-mean"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The score."""
-        return self.extra_fields
-
-    @property
-    def extra_fields(self) -> tuple[str, ...]:
-        """The score, which an update is given as its rewards."""
-        return ("score",)
-
-    @property
-    def corrects_behaviour(self) -> bool:
-        """True: an outcome is that of its response, whichever policy wrote it."""
-        return True
+    _needs: ClassVar[tuple[str, ...]] = ("score",)
+    _extra_fields: ClassVar[tuple[str, ...]] = ("score",)
+    _corrects_behaviour: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,13 +275,9 @@ class ImplicitReward(OutcomeLoss):
     """
 
     kind: ClassVar[str] = "implicit_reward"
+    _needs: ClassVar[tuple[str, ...]] = ("reference_logprobs", "score")
 
     beta: Positive = 0.05
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The reference's logprobs, and the score."""
-        return ("reference_logprobs", *self.extra_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
