@@ -56,9 +56,9 @@ SIZE = 2  # members of a group
 class Fleet:
     """Engines in this process, which load weights when they are told."""
 
-    def __init__(self, folder: Path, num: int, slots: int) -> None:
+    def __init__(self, folder: Path, num: int, slots: int, role: str = "actor") -> None:
         self.engines = {
-            EngineId(f"actor[{i}]"): ScriptedEngine(context(folder, num_slots=slots))
+            EngineId(f"{role}[{i}]"): ScriptedEngine(context(folder, num_slots=slots))
             for i in range(num)
         }
         self.busy_s = 0.0
