@@ -67,8 +67,8 @@ class SchedulerSettings:
         patience: How long silence is borne.
         fairness: How sources of prompts share the engines.
         stragglers: Whether a batch waits for what the next one could not take any more.
-        named: Batches name their groups, as those of samples' children do. Otherwise the scheduler
-            chooses them.
+        named: Batches name their groups, as those of samples' children do, and of rollouts that
+            share the rows of a step. Otherwise the scheduler chooses them.
     """
 
     group_size: int
@@ -145,6 +145,11 @@ class SchedulerSettings:
     def budget(self) -> AgeBudget | None:
         """The age budget, where there is one."""
         return self.admission if isinstance(self.admission, AgeBudget) else None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """True if samples are generated for later batches than the next one."""
+        return self.named or self.budget is not None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a policy as `{"kind": ..., option: value}`."""

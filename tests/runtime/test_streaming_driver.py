@@ -171,7 +171,7 @@ class Rollout:
     def collect(self, *, most: int = 200) -> CollectedBatch:
         """The next batch, as a trainer that waits for it gets it."""
         self.batch += 1
-        self.tree.ask(self.batch)
+        self.tree.ask(self.batch, {})
         for _ in range(most):
             if self.tree.is_delivered(self.batch):
                 return self.tree.take(self.batch)[0].collected
@@ -221,7 +221,7 @@ def test_what_ends_early_waits_and_is_learned_from_later(tmp_path: Path):
 def test_a_batch_that_is_there_is_delivered_when_it_is_asked_for(tmp_path: Path):
     rollout = Rollout(tmp_path)
     rollout.rounds(12)
-    rollout.tree.ask(1)
+    rollout.tree.ask(1, {})
     assert rollout.tree.is_delivered(1)
     collected = rollout.tree.take(1)[0].collected
     assert collected.ready == N * SIZE
@@ -320,7 +320,7 @@ def test_a_filter_that_lets_nothing_pass_stops_the_run_while_a_batch_is_waited_f
     rollout.rounds(60)
     # Nobody waits: no more prompts are spent than a batch may cost.
     assert 12 <= sum(rollout.prompts.taken) <= 12 + 2 * N
-    rollout.tree.ask(1)
+    rollout.tree.ask(1, {})
     with pytest.raises(DataError, match=r"0 of \d+ groups passed \(0\.0 %\)"):
         rollout.rounds(60)
 
@@ -419,11 +419,11 @@ def test_a_batch_that_nobody_took_is_written_too_and_is_there_when_it_is_asked_f
 ):
     rollout = Rollout(tmp_path)
     rollout.rounds(12)
-    rollout.tree.ask(1)
+    rollout.tree.ask(1, {})
     assert rollout.tree.is_delivered(1)
     state, unused = rollout.written()
     again = Rollout(tmp_path, state=state, unused=unused, prompts=rollout.prompts)
-    again.tree.ask(1)
+    again.tree.ask(1, {})
     assert [group for group, _ in again.tree.take(1)[0].collected.groups] == [
         f"0/{i}" for i in range(N)
     ]
@@ -459,7 +459,7 @@ def test_a_batch_that_nothing_moves_for_is_given_up_and_one_that_nobody_wants_is
     for engine in rollout.fleet.engines.values():
         engine.poll = stuck  # type: ignore[method-assign]
     rollout.rounds(5)
-    rollout.tree.ask(1)
+    rollout.tree.ask(1, {})
     with pytest.raises(SchedulerError, match="nothing moved for 5 s") as caught:
         rollout.rounds(5)
     assert "batch 1 waits for 4 groups" in str(caught.value)

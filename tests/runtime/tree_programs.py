@@ -119,6 +119,28 @@ def branching(
     actor.update(again, advantages=fl.parent(advantages, of=again), loss=loss)
 
 
+@fl.workflow
+def parts_of_the_data(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    rival: fl.Policy,
+    verifier: fl.Reward,
+    judge: fl.Reward,
+    ahead: bool = False,
+) -> None:
+    """Two kinds of rows, one of which two policies answer, and the other has second answers."""
+    loss = fl.loss.policy_clip(0.2) if ahead else REINFORCE
+    low = fl.where(prompts, row="a", one_of=range(50))
+    high = fl.where(prompts, row="a", none_of=range(50))
+    mine, theirs, others = actor.generate(low), rival.generate(low, n=1), actor.generate(high)
+    second = actor.generate(fl.prompts_of(others, template="{prompt}{response}="), n=1)
+    baseline = fl.advantage.remax(verifier.score(mine), mine, baseline=judge.score(theirs))
+    actor.update(mine, advantages=baseline, loss=loss)
+    actor.update(others, fl.mean_of_children(verifier.score(second)), loss=loss)
+    actor.update(fl.Examples.of(low))
+
+
 def whole(response: str) -> float:
     """Returns the length of a response."""
     return float(len(response))

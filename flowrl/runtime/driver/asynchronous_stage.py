@@ -9,7 +9,8 @@ any other stage. Every sample that it learns from is at most `max_staleness` ver
 what its prompt was made of; this is checked once more here, from the versions that the engines have
 noted with each token.
 
-The samples of a batch depend on which ones were ready first, so two runs with one seed differ. Two
+The samples of a batch depend on which ones were ready first, so two runs with one seed differ. Its
+prompts do not where each step has its own rows (`flowrl.runtime.driver.streaming_tree`). Two
 guarantees hold, also over a stop and a resumption: every prompt is offered once, and every sample
 has one end. A checkpoint holds the samples that were generated and not used yet.
 """
@@ -23,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from flowrl.ids import EngineId, RoleName
+from flowrl.data import PromptItem
+from flowrl.ids import EngineId, NodeId, RoleName
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
-from flowrl.runtime.driver.graph_parts import RolloutPart
 from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
 from flowrl.runtime.driver.rollout_tree import OpenRollout, drop_incomplete
 from flowrl.runtime.driver.sources import RowSamples, Source
@@ -53,6 +54,7 @@ class AsynchronousStage(Stage):
         publish: Publishes the weights of a role whose engines generate.
         stop: A true value gives up waiting for a batch.
         timeout_s: Seconds that the thread may take to come to a call.
+        ahead: Rows that a checkpoint's run had taken for later steps, by step and source.
     """
 
     def __init__(
@@ -69,9 +71,14 @@ class AsynchronousStage(Stage):
         publish: Callable[[RoleName], None],
         stop: Callable[[], bool],
         timeout_s: float,
+        ahead: Mapping[int, Mapping[NodeId, Sequence[PromptItem]]],
     ) -> None:
         self._tree = StreamingTree(rollouts, fleets.values(), stall_timeout_s=timeout_s)
-        self._part: RolloutPart = self._tree.root.part
+        roots = [root.part for root in self._tree.roots]
+        # Of rows that the scheduler takes as it needs them, and of those that each step has.
+        self._data = {program.parts.data_of(part.source) for part in roots}
+        self._by_rows = any(part.by_rows for part in roots)
+        self._rows = {number: dict(rows) for number, rows in ahead.items()}
         # No sample is older in publications of its own policy, nor what its prompt was made of.
         self._limits = {r.node: r.driver.scheduler.settings.max_staleness for r in rollouts}
         self._thread = thread
@@ -105,8 +112,10 @@ class AsynchronousStage(Stage):
                 self._call(fleet.wait_ready)
             self._is_ready = True
         started = time.monotonic()
-        others = [node for node in self._sources if node != self._part.source]
-        step, items = StepBatch(number=number), self._take(others)
+        self._offer_ahead(number)
+        others = [node for node in self._sources if node not in self._data]
+        step = StepBatch(number=number)
+        items = {**self._take(others), **self._rows.get(number, {})}
         generated = self._collect(number)
         waited_s = time.monotonic() - started
         drop_incomplete(generated, self._joined)
@@ -119,11 +128,22 @@ class AsynchronousStage(Stage):
         for role in self._fleets.keys() - self._published:
             # It learned nothing, but the budget of ages counts a publication for each batch.
             self._publish(role)
+        self._rows.pop(number, None)
         return self._with_ages(self._end(step, generated, started), ages, generated, waited_s)
 
+    def _offer_ahead(self, number: int) -> None:
+        """Offers the rows of the steps that are not too far ahead of the weights of this one."""
+        if not self._by_rows:
+            return
+        for step in range(number, number + max(self._limits.values()) + 1):
+            if step not in self._rows:
+                self._rows[step] = {node: self._sources[node].take() for node in self._data}
+                rows = self._split(self._rows[step])
+                self._call(partial(self._tree.offer, rows))
+
     def _collect(self, number: int) -> list[GeneratedRollout]:
-        tree = self._tree
-        self._call(lambda: tree.ask(number))
+        tree, rows = self._tree, self._split(self._rows.get(number, {}))
+        self._call(lambda: tree.ask(number, rows))
         self._collecting = tree
         try:
             with SPANS.waiting(DRIVER, "a batch"):
@@ -210,7 +230,11 @@ class AsynchronousStage(Stage):
             # A resumed run's journal goes on from this state: it must not lack what led to it.
             super(AsynchronousStage, self)._flush_journals()
             schedulers = {node: scheduler for node, (scheduler, _) in written.items()}
-            return {**self._written_sources(), "schedulers": schedulers}
+            ahead = {
+                str(number): {node: [item.group for item in items] for node, items in rows.items()}
+                for number, rows in self._rows.items()
+            }
+            return {**self._written_sources(), "schedulers": schedulers, "rows_ahead": ahead}
 
         return self._thread.call(write, self._timeout_s)
 

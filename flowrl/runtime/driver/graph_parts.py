@@ -52,6 +52,8 @@ class RolloutPart:
             of their turns.
         source: The data whose prompts are answered, by its parents or theirs where it answers
             prompts that are made of samples.
+        by_rows: True if each step has the rows that were taken for it, also ahead of the trainer:
+            it answers prompts of the data, and so do other rollouts, or it answers some of them.
         prompts: The node that makes prompts of samples for it; None where it answers the data's.
         parent: The rollout whose samples these are.
         parents: The set of these samples: the rollout's own, or that of a filter.
@@ -67,6 +69,7 @@ class RolloutPart:
     node: Node
     turn_nodes: tuple[Node, ...]
     source: NodeId
+    by_rows: bool
     prompts: Node | None
     parent: NodeId | None
     parents: NodeId | None
@@ -113,7 +116,7 @@ class GraphParts:
         self.rollouts = tuple(
             self._part(node, filters, judged, read)
             for node in graph.of_op(*_ROLLOUTS)
-            if node.op is Op.INTERACT or node.region is None
+            if self._is_rollout(node)
         )
         self.sources = tuple(
             node for node in graph.of_op(Op.SOURCE) if node.attr("data") != "prompts"
@@ -199,6 +202,7 @@ class GraphParts:
             node=node,
             turn_nodes=self.graph.generators_of(node),
             source=source.id,
+            by_rows=parents is None and (source.op is Op.WHERE or self._num_roots() > 1),
             prompts=None if parents is None else self._by_id[prompts.src],
             parent=None if parents is None else self._origins[parents.id],
             parents=None if parents is None else parents.id,
@@ -218,6 +222,16 @@ class GraphParts:
             kept=kept,
             whole=len(sets) > 1,
         )
+
+    def _num_roots(self) -> int:
+        """Returns the number of rollouts that answer prompts of the data."""
+        rollouts = (node for node in self.graph.of_op(*_ROLLOUTS) if self._is_rollout(node))
+        return sum(parents_of(self.graph, node) is None for node in rollouts)
+
+    @staticmethod
+    def _is_rollout(node: Node) -> bool:
+        """True for what has samples: of an episode the `interact`, not the turns."""
+        return node.op is Op.INTERACT or node.region is None
 
     def chain(self, node: Node) -> tuple[NodeId, ...]:
         """Returns a filter and those before it whose set it reads, last first."""

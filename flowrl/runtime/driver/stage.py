@@ -190,8 +190,13 @@ class Stage:
 
     def _take(self, sources: Iterable[NodeId]) -> dict[NodeId, Sequence[PromptItem]]:
         """Takes the rows of a step from sources; returns prompts by the node that gives them."""
-        taken = {node: self._sources[node].take() for node in sources}
-        return split_rows(self._program.parts.graph, taken)
+        return self._split({node: self._sources[node].take() for node in sources})
+
+    def _split(
+        self, rows: Mapping[NodeId, Sequence[PromptItem]]
+    ) -> dict[NodeId, Sequence[PromptItem]]:
+        """Returns prompts by the node that gives them, of those of sources."""
+        return split_rows(self._program.parts.graph, rows)
 
     def _give_rows(
         self,

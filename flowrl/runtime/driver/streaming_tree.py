@@ -7,6 +7,10 @@ consumed with its parent, at the same version. Both are of bounded age, and so i
 prompt was made of.
 
 Children of a sample that is dropped, as of one that became too old, are dropped at once.
+
+Where several rollouts answer the data's prompts, or one answers some of them, each step has its own
+rows: they are taken and offered to all when the step may begin that many versions ahead, and its
+batch names them.
 """
 
 from __future__ import annotations
@@ -70,10 +74,28 @@ class StreamingTree(RolloutTree):
 
     # What the trainer asks for
 
-    def ask(self, batch: int) -> None:
-        """Requests a batch: the trainer is free."""
+    def offer(self, rows: Mapping[NodeId, Sequence[PromptItem]]) -> None:
+        """Offers the prompts of a step to the rollouts that answer them.
+
+        Args:
+            rows: Prompts by the node that gives them.
+        """
+        for root in self.roots:
+            self._drivers[root.node].offer(rows[root.part.source])
+
+    def ask(self, batch: int, rows: Mapping[NodeId, Sequence[PromptItem]]) -> None:
+        """Requests a batch: the trainer is free.
+
+        Args:
+            rows: Its prompts by the node that gives them, where a step has its own ones.
+        """
         self._asked = (batch, self._clock())
-        self._drivers[self.root.node].ask(batch)
+        for root in self.roots:
+            driver = self._drivers[root.node]
+            if root.part.by_rows:
+                driver.ask_for(batch, [item.group for item in rows[root.part.source]])
+            else:
+                driver.ask(batch)
         self._ask_for_children()
 
     def _ask_for_children(self) -> None:
@@ -81,7 +103,9 @@ class StreamingTree(RolloutTree):
         if self._asked is None:
             return
         batch, _ = self._asked
-        for child in self.rollouts[1:]:
+        for child in self.rollouts:
+            if child.part.parent is None:
+                continue
             (parents,) = (r for r in self.rollouts if r.node == child.part.parent)
             delivered = self._drivers[parents.node]
             own = self._drivers[child.node]
@@ -150,6 +174,11 @@ class StreamingTree(RolloutTree):
         if progressed:
             self.root.driver.beat()
         return progressed
+
+    @property
+    def roots(self) -> list[OpenRollout]:
+        """The rollouts that answer the data's prompts."""
+        return [rollout for rollout in self.rollouts if rollout.part.parent is None]
 
     @property
     def _is_broken(self) -> bool:

@@ -6,7 +6,7 @@ compared and simulated; neither is run in another way than it is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.stage import require_here
@@ -64,7 +64,7 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
     """Policies are such, and what they ask for can be done here."""
     parts, key = GraphParts(stage.graph).rollouts, train_key(config, stage)
     all_settings = [settings_of(config, stage, part) for part in parts]
-    if any(settings.budget is not None for settings in all_settings):
+    if any(settings.runs_ahead for settings in all_settings):
         _require_streaming(config, stage, parts)
     for part, settings in zip(parts, all_settings, strict=True):
         if config.executor == "eager" and settings.over_sampling.members:
@@ -86,7 +86,7 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
 def _require_streaming(
     config: RunConfig, stage: CompiledStage, rollouts: Sequence[RolloutPart]
 ) -> None:
-    """Checks that one tree of rollouts generates ahead of the trainer, and can."""
+    """Checks that the rollouts can generate ahead of the trainer."""
     roots = [part for part in rollouts if part.parent is None]
     roles = [role_of(part.generate_node) for part in rollouts]
     if config.executor == "eager":
@@ -94,21 +94,13 @@ def _require_streaming(
     elif any(len(part.turn_nodes) > 1 for part in rollouts):
         (part, *_) = [part for part in rollouts if len(part.turn_nodes) > 1]
         problem = f"several policies take turns in {part.node.id} ({_line(part.node)})"
-    elif len(roots) > 1:
+    elif roots[0].by_rows and (chosen := _chooses_prompts(stage)):
         nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in roots)
-        problem = (
-            "only one rollout, with those that answer its samples, can generate ahead of the "
-            f"trainer, and it has {nodes}"
-        )
+        problem = f"each of its steps has the rows of {nodes}, and {chosen} would take others"
     elif len(set(roles)) < len(roles) and settings_of(config, stage, roots[0]).publication.empties:
         problem = (
             "an engine is emptied for new weights (policies.publication), and several rollouts "
             f"of {', '.join(sorted({r for r in roles if roles.count(r) > 1}))} share theirs"
-        )
-    elif stage.graph.node(rollouts[0].source).op is Op.WHERE:
-        split = stage.graph.node(rollouts[0].source)
-        problem = (
-            f"{split.id} ({_line(split)}) leaves it a number of prompts that differs between steps"
         )
     elif late := _scored_late(stage):
         problem = f"{late.id} ({_line(late)}) scores by rules what is known when the batch is there"
@@ -127,6 +119,19 @@ def _require_streaming(
         expected="0",
         hint="set it to 0 to run here; `flowrl graph` and `flowrl plan` take any value",
     )
+
+
+def _chooses_prompts(stage: CompiledStage) -> str:
+    """Returns what has batches take other prompts than those of the step; "" without any."""
+    train = stage.config.train
+    spare = train.policies.get("over_sampling")
+    chosen = {
+        "train.refill": train.refill,
+        "policies.admission": "admission" in train.policies,
+        "policies.stragglers": "stragglers" in train.policies,
+        "policies.over_sampling.prompts": isinstance(spare, Mapping) and bool(spare.get("prompts")),
+    }
+    return ", ".join(name for name, chooses in chosen.items() if chooses)
 
 
 def _scored_late(stage: CompiledStage) -> Node | None:

@@ -160,7 +160,7 @@ class DriverMaker:
             generating[name] = turns[0]
             if spec.episodes is not None:
                 # Each has an environment of its own, and so has an evaluation at the same time.
-                owner = "" if engines is None else name
+                owner = "" if engines is None else f"{spec.episodes.id}/{name}"
                 generating[name] = self._episodes(
                     *(spec, spec.episodes, turns, tokenizer, store), owner
                 )
@@ -277,10 +277,10 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
         num_engines=max(1, *processes),
         key=train_key(config, stage),
     )
-    if part.parent is None:
-        return settings
     ahead = settings.budget is not None
-    # A parent has its children once: there are no others to ask for.
+    if part.parent is None and not (ahead and part.by_rows):
+        return settings
+    # A parent has its children once, and a step its rows: there are no others to ask for.
     settings = replace(
         settings,
         refill=False,
@@ -288,7 +288,7 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
         admission=AdmitAll(),
         over_sampling=replace(settings.over_sampling, prompts=0),
     )
-    # Where others are generated ahead, a batch has the children of its own parents.
+    # Where others are generated ahead, a batch has its own rows and the children of its parents.
     return replace(settings, named=ahead)
 
 
@@ -353,7 +353,7 @@ class RolloutMaker:
     def is_streaming(self) -> bool:
         """True if prompts are generated ahead of the trainer."""
         return any(
-            settings_of(self.config, self.stage, part).budget is not None
+            settings_of(self.config, self.stage, part).runs_ahead
             for part in self.program.parts.rollouts
         )
 
@@ -468,15 +468,15 @@ class RolloutMaker:
         }
 
     def _beside(self, part: RolloutPart) -> list[RolloutPart]:
-        """Returns the rollouts that go on at the same time: those of one tree, unless line by line.
+        """Returns the rollouts that go on at the same time: of one tree, or all that run ahead.
 
         A program that runs line by line generates one rollout after the other.
         """
         if self.config.executor == "eager":
             return []
         parts = self.program.parts
-        root = parts.root(part).node.id
-        return [o for o in parts.rollouts if o is not part and parts.root(o).node.id == root]
+        others, root = [o for o in parts.rollouts if o is not part], parts.root(part)
+        return others if self.is_streaming else [o for o in others if parts.root(o) is root]
 
     def _begin(self, part: RolloutPart) -> None:
         for node in part.turn_nodes:

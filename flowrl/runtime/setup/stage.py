@@ -11,7 +11,7 @@ from pathlib import Path
 from flowrl.backend.batch import Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor, PromptMixture, Tokenizer
+from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.graph.sample_sets import JOINS
 from flowrl.ids import NodeId, RoleName
@@ -160,6 +160,7 @@ class StageMaker:
             publish=self.policies.publish,
             stop=self.stop,
             timeout_s=self.config.runtime.stall_timeout_s,
+            ahead={} if maker.state is None else _rows_ahead(maker.state, sources),
         )
 
     def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
@@ -301,3 +302,18 @@ class StageMaker:
 
 def _seed_of_step(seed: int, names: tuple[str, ...], step: int) -> int:
     return derive_seed(seed, *names, str(step))
+
+
+def _rows_ahead(
+    state: State, sources: Sequence[Source]
+) -> dict[int, dict[NodeId, Sequence[PromptItem]]]:
+    """Returns the rows that a checkpoint's run had taken for later steps."""
+    found: dict[int, dict[NodeId, Sequence[PromptItem]]] = {}
+    for number, rows in part_of(state, "rows_ahead").items():
+        assert isinstance(rows, Mapping)
+        found[int(number)] = {
+            source.node: [source.item_of(group) for group in rows[source.node]]
+            for source in sources
+            if source.node in rows
+        }
+    return found
