@@ -26,6 +26,7 @@ from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.states import State
 from flowrl.runtime.checkpoint.journal import _joined, rollout_journals
 from flowrl.runtime.checkpoint.store import CheckpointStore
+from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from tests.runtime.killed_runs import run_until_killed
@@ -108,9 +109,17 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(
         folders.append(WeightFolders(beside, shared_memory=memory))
         return folders[-1]
 
+    def call(stage: AsynchronousStage, act: Callable[[], None]) -> None:
+        does.append(stage.doing)
+        in_thread(stage, act)
+
+    does: list[str] = []
+    in_thread = AsynchronousStage._call
+    monkeypatch.setattr(AsynchronousStage, "_call", call)
     monkeypatch.setattr("flowrl.runtime.local.engine_fleet.WeightFolders", opened)
     display = WatchedDisplay()
     run = api.run(None, config_of(tmp_path), display=display).folder
+    assert does.count("engines are being opened") == 1
     assert [step for _, step in display.steps] == list(range(1, 7))
     steps = steps_of(run)
     assert [step.version for step in steps] == list(range(6))

@@ -109,8 +109,10 @@ class AsynchronousStage(Stage):
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
         if not self._is_ready:
             # Later, an engine that is restarted must not keep the others waiting.
+            self._waits_for = "engines are being opened"
             for fleet in self._fleets.values():
                 self._call(fleet.wait_ready)
+            self._waits_for = ""
             self._is_ready = True
         started = time.monotonic()
         self._offer_ahead(number)

@@ -91,6 +91,7 @@ class Stage:
         self._trees: Sequence[RolloutTree] = rollout_trees(self._rollouts)
         self._order = {rollout.node: place for place, rollout in enumerate(self._rollouts)}
         self._collecting: RolloutTree | RolloutDriver | None = None
+        self._waits_for = ""
         self._unused: dict[NodeId, UnusedSamples] = {}  # at the last boundary
         self._boundary = self._written()
 
@@ -149,7 +150,7 @@ class Stage:
         """What the trainer does, for people."""
         if self._collecting is not None:
             return "a batch is collected"
-        return self._program.doing or "between two steps"
+        return self._waits_for or self._program.doing or "between two steps"
 
     def status(self) -> list[RolloutStatus]:
         """Returns what each rollout does; may be called in another thread."""
