@@ -15,7 +15,7 @@ what its age budget allows; `admission` then has the options `slack` and `queue`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from flowrl.config.schema import TrainConfig
@@ -98,6 +98,22 @@ def scheduler_settings(
         )
     except SchedulerError as error:
         raise _at_key(error, key) from error
+
+
+def with_given_groups(settings: SchedulerSettings) -> SchedulerSettings:
+    """Returns the rules of a rollout that takes no further prompts, whatever it loses.
+
+    A parent has its children once, and a step its rows. Where others are generated ahead, a batch
+    names its groups: its own rows, or the children of its parents.
+    """
+    return replace(
+        settings,
+        refill=False,
+        refill_by=prompts.AskMissing(),
+        admission=prompts.AdmitAll(),
+        over_sampling=replace(settings.over_sampling, prompts=0),
+        named=settings.budget is not None,
+    )
 
 
 def _at_key(error: SchedulerError, key: str) -> ConfigError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from flowrl.ids import SampleId
 from flowrl.sim.report import SimStep
 from flowrl.sim.workload import GroupDraw
 
@@ -20,11 +21,13 @@ class Batch:
         delivered: Groups to learn from, in order.
         filtered: Groups that were filtered.
         ages: Publications that each delivered sample is behind, counted.
+        of_samples: The same of each delivered or filtered sample.
     """
 
     delivered: Sequence[GroupDraw]
     filtered: Sequence[GroupDraw]
     ages: Mapping[int, int]
+    of_samples: Mapping[SampleId, int] = field(default_factory=dict)
 
 
 def step_row(

@@ -72,12 +72,14 @@ class LiveGroups:
         listener: Is told of groups; None where nobody begins on them before the batch.
         lives: Samples that no batch has and that are not dropped.
         filtered: Samples of filtered groups, by reason.
+        of_parents: How many publications the parent of a group is behind, where it has one.
     """
 
     rollout: str
     listener: GroupListener | None
     lives: dict[SampleId, Life] = field(default_factory=dict)
     filtered: Counter[str] = field(default_factory=Counter)
+    of_parents: dict[GroupId, int] = field(default_factory=dict)
     _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
     _judged: dict[GroupId, GroupDraw] = field(default_factory=dict)  # filtered, not yet named
     _told: set[GroupId] = field(default_factory=set)  # complete ones, not yet delivered
@@ -139,30 +141,44 @@ class LiveGroups:
 
     def deliver(self, action: Deliver) -> Batch:
         """A batch takes its groups, and those that were filtered since the one before."""
-        version, ages = action.version, Counter[int]()
+        ages: dict[SampleId, int] = {}
+        of_delivered = Counter[int]()
         delivered: dict[GroupId, GroupDraw] = {}
         for group in action.groups:
             if self.listener is not None and group.group not in self._told:
                 self._tell_group(self.listener, group.group, group.samples)
             self._told.discard(group.group)
+            of_group = {sample: self._age(sample, action.version) for sample in group.samples}
+            ages |= of_group
+            of_delivered.update(of_group.values())
             lives = [self.lives.pop(sample) for sample in group.samples]
             draw = self._draws.pop(group.group)
             if len(lives) != len(draw.lengths):  # redundant members were drawn
                 draw = replace(draw, lengths=tuple(life.length for life in lives))
             delivered[group.group] = draw
-            for life in lives:
-                first = life.first_version
-                ages[version - (version if first is None else first)] += 1
+            self.of_parents.pop(group.group, None)
         filtered: dict[GroupId, GroupDraw] = {}
         for name in action.filtered:
             judged = self._judged.pop(name, None)
             if judged is not None:
                 filtered[name] = judged
                 for member in range(len(judged.lengths)):
-                    self.lives.pop(sample_id(name, member), None)
+                    sample = sample_id(name, member)
+                    if sample in self.lives:
+                        ages[sample] = self._age(sample, action.version)
+                        del self.lives[sample]
             self._draws.pop(name, None)
         if self.listener is not None:
             self.listener.delivered(self.rollout, action.batch, list(delivered), list(filtered))
         return Batch(
-            delivered=list(delivered.values()), filtered=list(filtered.values()), ages=ages
+            delivered=list(delivered.values()),
+            filtered=list(filtered.values()),
+            ages=of_delivered,
+            of_samples=ages,
         )
+
+    def _age(self, sample: SampleId, version: int) -> int:
+        """Returns the publications that a sample is behind, or what its prompt is made of."""
+        life = self.lives[sample]
+        own = 0 if life.first_version is None else version - life.first_version
+        return max(own, self.of_parents.get(life.group, 0))

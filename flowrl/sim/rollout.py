@@ -45,6 +45,7 @@ from flowrl.rollout.events import (
     GroupsJudged,
     HeartbeatLost,
     HeartbeatSeen,
+    ParentsDropped,
     Progressed,
     PromptsOffered,
     RewardFailed,
@@ -123,7 +124,9 @@ class SimRollout:
     num_events: int = 0
     num_offering: int = 0  # groups that the driver is about to offer
     num_unasked: int = 0  # groups of children that no batch was asked for yet
+    expected: dict[int, list[GroupId]] = field(default_factory=dict)  # children, by their batch
     children: list[tuple[SimRollout, ChildPrompt]] = field(default_factory=list)
+    _lost: set[GroupId] = field(default_factory=set)  # whose parents were dropped
     _admitted: set[SampleId] = field(default_factory=set)  # whose children were offered
     _last_end: tuple[float, float] = (0.0, 0.0)  # when samples last ended, and its seconds by then
     _pending: deque[Event] = field(default_factory=deque)
@@ -205,8 +208,9 @@ class SimRollout:
         self.num_offering += len(prompts)
         self.driver.work("offer", self.host.offer_s * samples, lambda: self._offer_made(prompts))
 
-    def _offer_made(self, prompts: Sequence[tuple[GroupId, int]]) -> None:
-        self.num_offering -= len(prompts)
+    def _offer_made(self, made: Sequence[tuple[GroupId, int]]) -> None:
+        self.num_offering -= len(made)
+        prompts = [row for row in made if row[0] not in self._lost]
         self.num_unasked += len(prompts)
         for group, tokens in prompts:
             draw = self.workload.group(self.num_offered, self.settings.num_members)
@@ -215,9 +219,32 @@ class SimRollout:
         groups = tuple(group for group, _ in prompts)
         self._emit(PromptsOffered(id=self._next(), at_s=self.clock.now, groups=groups))
 
-    def ask(self, batch: int, num_groups: int) -> None:
-        """Asks for a batch; it is in `batches` once it is delivered."""
-        self._emit(BatchAsked(id=self._next(), at_s=self.clock.now, batch=batch, groups=num_groups))
+    def lose_parent(self, group: GroupId) -> None:
+        """Drops the children of a sample that was dropped, also where they are still to come."""
+        self._lost.add(group)
+        if group in self.scheduler.state.offered:
+            self._emit(ParentsDropped(id=self._next(), at_s=self.clock.now, groups=(group,)))
+
+    def ask(self, batch: int, num_groups: int, names: Sequence[GroupId] = ()) -> None:
+        """Asks for a batch; it is in `batches` once it is delivered.
+
+        Args:
+            names: Its groups, where batches name them.
+        """
+        event = BatchAsked(
+            id=self._next(), at_s=self.clock.now, batch=batch, groups=num_groups, names=tuple(names)
+        )
+        self._emit(event)
+
+    def ask_for_children(self, batch: int) -> None:
+        """Asks for the children of the samples of a batch that its parents have delivered."""
+        names = self.expected.pop(batch)
+        offered = self.scheduler.state.offered
+        self.clock.run_until(lambda: all(name in offered for name in names))
+        if names:
+            self.ask(batch, len(names), names)
+        else:
+            self.batches[batch] = Batch(delivered=(), filtered=(), ages={})
 
     def publish(self, version: int) -> None:
         """The engines serve weights `version`."""
@@ -502,8 +529,17 @@ class SimRollout:
         )
 
     def _deliver(self, action: Deliver) -> None:
-        self.batches[action.batch] = self.live.deliver(action)
+        batch = self.batches[action.batch] = self.live.deliver(action)
+        for child, _ in self.children:
+            if child.settings.named:
+                ages = {GroupId(sample): age for sample, age in batch.of_samples.items()}
+                child.live.of_parents.update(ages)
+                child.expected[action.batch] = list(ages)
 
     def _drop(self, action: Drop) -> None:
         self.dropped[action.reason] += 1
         self.live.lives.pop(action.sample, None)
+        if action.sample in self._admitted:
+            for child, _ in self.children:
+                if child.settings.named:
+                    child.lose_parent(GroupId(action.sample))

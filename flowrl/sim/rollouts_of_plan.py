@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.scheduling import scheduler_settings
+from flowrl.compiler.scheduling import scheduler_settings, with_given_groups
 from flowrl.cost.demand import mean_prompt, phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
@@ -266,11 +266,8 @@ class RolloutMaker:
     def _settings(self, node: Node, player: Node, num_engines: int) -> SchedulerSettings:
         number = player.attr("n")
         assert isinstance(number, int)  # lowering fills it
-        train = self.stage.config.train
-        if parents_of(self.stage.graph, node) is not None:
-            train = train.model_copy(update={"refill": False})  # a parent has its children once
-        return scheduler_settings(
-            train,
+        settings = scheduler_settings(
+            self.stage.config.train,
             group_size=number,
             max_staleness=self.staleness,
             judges_groups=any(
@@ -282,6 +279,8 @@ class RolloutMaker:
             num_engines=num_engines,
             key=self.stage.context.train_key,
         )
+        is_root = parents_of(self.stage.graph, node) is None
+        return settings if is_root else with_given_groups(settings)
 
     def _environment(self, node: Node, player: Node) -> EnvironmentModel:
         role, known = node.role or "", self.times.environments

@@ -38,6 +38,7 @@ from flowrl.sim.scorers import SimScorers
 from flowrl.sim.sharing import Sharing
 from flowrl.sim.trace import Trace
 from flowrl.sim.workload import Workload
+from flowrl.wording import listing
 
 __all__ = ["simulate"]
 
@@ -95,11 +96,13 @@ class _Simulation:
         seed: int,
         trace: Trace | None,
     ) -> None:
-        if model.ahead and len(model.rollouts) != 1:
+        roots = [rollout.name for rollout in model.rollouts if rollout.parent is None]
+        if model.ahead and len(roots) != 1:
             raise ConfigError(
-                "prompts can be offered ahead to a single rollout",
+                "a simulation offers prompts ahead to a single rollout, and to those that answer "
+                "its samples as these end",
                 where=model.name,
-                found=f"{len(model.rollouts)} rollouts",
+                found=listing(roots),
                 hint="set train.max_staleness=0",
             )
         self.model = model
@@ -344,13 +347,17 @@ class _Simulation:
     def _collect(self, number: int, seconds: dict[str, float]) -> dict[str, Batch]:
         """Waits for the batches of a step; rollouts that have to wait for others take turns."""
         found: dict[str, Batch] = {}
-        asked: dict[str, float] = {}
+        asked: set[str] = set()
+        begin_s = self.clock.now
         own = dict(zip((spec.name for spec in self.model.rollouts), self.rollouts, strict=True))
         while len(found) < len(own):
             for spec in self.model.rollouts:
                 if spec.name not in asked and self.before[spec.name] <= found.keys():
-                    asked[spec.name] = self.clock.now
+                    asked.add(spec.name)
                     self._call_driver()
+                    if spec.settings.named:
+                        own[spec.name].ask_for_children(number)
+                        continue
                     if spec.parent is not None:
                         self._ask_for_children(own[spec.name], number)
                         continue
@@ -362,7 +369,11 @@ class _Simulation:
             for spec in self.model.rollouts:
                 if spec.name in asked and number in own[spec.name].batches:
                     found[spec.name] = own[spec.name].batches.pop(number)
-                    self._book_wait(spec, own[spec.name], asked[spec.name], seconds)
+                    if spec.scorers and not self.model.ahead:
+                        idle_s = own[spec.name].idle_s
+                        seconds["score"] = seconds.get("score", 0.0) + idle_s
+        if self.model.ahead:
+            seconds["wait"] = self.clock.now - begin_s
         return found
 
     def _offer(self, rollout: SimRollout, groups: int) -> None:
@@ -383,19 +394,12 @@ class _Simulation:
         if self.sharing is not None and self.driver.lane is not self.trainer:
             self.driver.wait(self.driver.lane, "call", 0.0)
 
-    def _book_wait(
-        self, spec: RolloutModel, rollout: SimRollout, asked_s: float, seconds: dict[str, float]
-    ) -> None:
-        if self.model.ahead:
-            seconds["wait"] = self.clock.now - asked_s
-        elif spec.scorers:
-            seconds["score"] = seconds.get("score", 0.0) + rollout.idle_s
-
     def _ask(self, number: int) -> None:
         """Asks for a batch before its step: operations begin on it as soon as it is there."""
         self.asked.add(number)
         for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
-            rollout.ask(number, spec.groups)
+            if not spec.settings.named:
+                rollout.ask(number, spec.groups)
 
     def _wait_for(self, rollouts: Sequence[SimRollout], number: int) -> None:
         """Until one of the rollouts has delivered."""

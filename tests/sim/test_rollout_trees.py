@@ -11,6 +11,7 @@ import flowrl as fl
 from flowrl.compiler import CompiledStage, lower
 from flowrl.cost.demand import mean_prompt, prompt_bound, samples_per_prompt
 from flowrl.graph import Op
+from flowrl.sim.faults import Faults, RewardFaults
 from flowrl.sim.model import SimModel
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
 from flowrl.sim.report import SimReport
@@ -28,7 +29,13 @@ def stage_of(program: str, tmp_path: Path, **train: object) -> CompiledStage:
     return fl.compile(None, config).stages[-1]
 
 
-def simulated(stage: CompiledStage, model: SimModel, times: StageTimes) -> SimReport:
+def simulated(
+    stage: CompiledStage,
+    model: SimModel,
+    times: StageTimes,
+    steps: int = 2,
+    faults: Faults | None = None,
+) -> SimReport:
     workloads = {}
     for node in rollout_nodes(stage.graph):
         longest = longest_response(stage, node)
@@ -40,7 +47,7 @@ def simulated(stage: CompiledStage, model: SimModel, times: StageTimes) -> SimRe
             prompts=prompt_lengths(stage.graph, node, times, longest),
             longest=longest,
         )
-    return simulate(model, steps=2, workloads=workloads)
+    return simulate(model, steps=steps, workloads=workloads, faults=faults)
 
 
 def test_children_are_drawn_while_other_parents_still_are(tmp_path: Path):
@@ -111,3 +118,23 @@ def test_two_rollouts_of_one_policy_answer_the_same_samples_at_once(tmp_path: Pa
     drafts = 4 * 2
     consumed = simulated(stage, model, times).samples["consumed"]
     assert consumed == 2 * (drafts + 2 * drafts + drafts)
+
+
+def test_a_tree_runs_ahead_and_children_are_as_old_as_their_parents(tmp_path: Path):
+    stage = stage_of("chain_of_one", tmp_path, max_staleness=2, sampling={"max_tokens": 40})
+    times = assumed_times(stage)
+    model = model_of_stage(stage, times)
+    _, second = model.rollouts
+    assert model.ahead == 2
+    assert second.settings.named
+    report = simulated(stage, model, times, steps=8)
+    assert report.samples["consumed"] == 8 * (16 + 16)
+    by_step = [step.ages for step in report.steps]
+    assert max(max(ages) for ages in by_step) <= 2
+    assert all(sum(ages.values()) == 32 for ages in by_step)
+    # A sample and its child are learned together, and the child is not the younger one.
+    assert max(by_step[-1]) > 0
+    failing = Faults(rewards=RewardFaults(fail_share=0.1))
+    lossy = simulated(stage, model, times, steps=8, faults=failing)
+    assert lossy.samples["dropped"] > 0
+    assert max(lossy.ages) <= 2
