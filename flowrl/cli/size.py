@@ -79,6 +79,7 @@ def _print_sizes(config: Path, words: Sequence[str], options: SizeOptions) -> No
     from flowrl import api
     from flowrl.config.load import load_config
     from flowrl.plan.groups import cost_of
+    from flowrl.plan.problem_of import with_policies_apart
     from flowrl.plan.sizing import Job
 
     loaded = load_config(config, words)
@@ -86,7 +87,7 @@ def _print_sizes(config: Path, words: Sequence[str], options: SizeOptions) -> No
     job = partial(
         Job,
         graph=graph,
-        request=request,
+        request=with_policies_apart(graph, request),
         cost=cost_of(request) if measured is None else measured,
         where="flowrl size" if options.sweep is None else "--sweep",
     )

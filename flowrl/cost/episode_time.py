@@ -9,7 +9,8 @@ replicas with `slots` rows, r = min(b, slots), a token of each takes the longest
                  and the prefill of what is said
     environment  b R w / at_once, with w = (turns step_s + reset_s) / tokens of an episode: so many
                  seconds of calls come with each token
-    an episode   one decode step, for what is drawn, and (turns (step_s + wait_s) + reset_s +
+    an episode   one decode step, for what is drawn (by others, too, with whom the policy takes
+                 turns, as fast as by itself), and (turns (step_s + wait_s) + reset_s +
                  wait_s) / tokens of waiting for its own answers
 
 and where policy and environment take turns on the same devices, the sum of the first two in the
@@ -161,13 +162,14 @@ def play(
     batch, own = np.append(pieces.batch, (1.0, full.rows)), np.append(pieces.own, (full.own,) * 2)
     share = episodes.drawn_share(lengths)
     rows = np.minimum(batch, engines.slots)
-    step = share * pace.at(rows, engines.prompt_tokens + own)
+    pace_s = pace.at(rows, engines.prompt_tokens + own)
+    step, elsewhere = share * pace_s, episodes.turns * episodes.others / lengths.mean * pace_s
     work_s, late_s = _calls_of_tokens(own, episodes, calls, lengths.mean)
     sides = _Sides(
         decoding=batch / rows * step,
         reading=batch * (1 - share) * chunk_s / chunk_tokens,
         serving=batch * engines.replicas * work_s / at_once,
-        alone=step + late_s,
+        alone=step + elsewhere + late_s,
         takes_turns=takes_turns,
     )
     drawn = dict(drawing.parts)

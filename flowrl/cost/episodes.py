@@ -44,11 +44,24 @@ class Episodes:
         turns: Of an episode, on average.
         most_turns: Of the longest.
         said: Tokens of an observation, on average; one comes before each turn.
+        others: Tokens that other policies draw between two turns, each in the time of one of this
+            policy's own; they are said to it, too.
     """
 
     turns: float
     most_turns: int
     said: float = 0.0
+    others: float = 0.0
+
+    def of_one(self, players: int, lengths: Lengths) -> Episodes:
+        """As one of the policies that take turns in them has them."""
+        others = (players - 1) * (lengths.mean / self.turns - self.said)
+        return Episodes(
+            turns=self.turns / players,
+            most_turns=-(-self.most_turns // players),
+            said=players * self.said + others,
+            others=others,
+        )
 
     def drawn_share(self, lengths: Lengths) -> float:
         """Of a sample's tokens, those that are drawn and not said."""

@@ -86,6 +86,7 @@ def make_plan(
     alone: tuple[DeviceGroup, ...] = ()
     if models and not request.options.single_device:
         from flowrl.plan.groups import groups_for, plan_over_groups  # with the search, its arrays
+        from flowrl.plan.problem_of import with_policies_apart
 
         groups = groups_for(models, pool)
         alone = () if groups else groups_for(models, pool, least=1)
@@ -99,7 +100,8 @@ def make_plan(
                     expected="one node, or nodes with accelerators",
                     hint="give the nodes devices, for example {name: H100-SXM-80GB, count: 8}",
                 )
-            return plan_over_groups(graph, request, pool, groups, hosted, cost)
+            apart = with_policies_apart(graph, request)
+            return plan_over_groups(graph, apart, pool, groups, hosted, cost)
         try:
             return _on_one(graph, request, pool, hosted)
         except DoesNotFit:

@@ -48,6 +48,7 @@ __all__ = [
     "rollouts_of",
     "sync_seconds",
     "weight_ways",
+    "with_policies_apart",
 ]
 
 CHUNKS = (1, 2, 4, 8, 16)
@@ -350,6 +351,29 @@ def kinds_wanted(request: PlanRequest) -> frozenset[Kind]:
             hint=f"set {request.train_key}.max_staleness to 1 or more, or ask for another kind",
         )
     return _KINDS[kind]
+
+
+def with_policies_apart(graph: Graph, request: PlanRequest) -> PlanRequest:
+    """The request, of spatial schedules alone where policies take turns in an episode: they draw at
+    the same time, so none has devices of another.
+
+    Raises:
+        PlanError: another kind is asked for.
+    """
+    several = [one for one in graph.of_op(Op.INTERACT) if len(graph.generators_of(one)) > 1]
+    options = request.options
+    if not several or options.kind == "spatial":
+        return request
+    if options.kind != "auto":
+        raise PlanError(
+            f"{several[0].id} has several policies that take turns, each on devices of its own",
+            where=options.kind_where,
+            found=options.kind,
+            expected="spatial",
+            hint=f"leave {options.kind_where} out",
+        )
+    where = f"{several[0].id}, in which policies take turns,"
+    return replace(request, options=replace(options, kind="spatial", kind_where=where))
 
 
 def device_counts(num_devices: int, node_size: int) -> tuple[int, ...]:

@@ -173,6 +173,11 @@ class SimEngine:
             self._rows.wait(request)
         self._stir(wants=self._rows.admits)
 
+    @property
+    def version(self) -> int:
+        """Of the weights that the next token is drawn with."""
+        return self._rows.version
+
     def abort(self, samples: Iterable[SampleId], rollout: str = "") -> None:
         """Ends requests of a rollout with the tokens they have; unknown ones are ignored."""
         names = ((rollout, sample) for sample in samples)

@@ -10,6 +10,8 @@ nothing. The environment is one thread: a call takes it for `call_s` seconds, an
 `wait_s` later, while others are served. The engine waits for all answers up to `patience_s` before
 it goes on.
 
+Several policies take turns in their order, each on an engine of its own.
+
 The length of an episode is that of what is drawn in it, as logs tell it. How it is cut into turns
 follows from that: every turn is as long as it may be, and so is every observation. An engine that
 keeps the keys and values of what it has seen computes only what is new of a turn.
@@ -116,12 +118,15 @@ class SimEpisodes:
     """An engine whose requests are episodes; see the module.
 
     Attributes:
-        engine: Draws the turns; its reports go to `turns_ended`.
+        engine: The one that a rollout knows it by.
+        turns: The engines of the policies that take turns, in order; their reports go to
+            `turns_ended`.
         report: Called with episodes that are over.
         patience_s: Seconds that the engine waits for answers before it draws on without them.
     """
 
     engine: SimEngine
+    turns: Sequence[SimEngine]
     clock: Clock
     environment: SimEnvironment
     report: Callable[[SimEngine, Sequence[Ended]], None]
@@ -150,46 +155,63 @@ class SimEpisodes:
 
     def abort(self, samples: Iterable[SampleId], rollout: str = "") -> None:
         """Ends episodes of a rollout without tokens; unknown ones are ignored."""
-        drawing, others = [], []
+        drawing, others = dict[EngineId, list[SampleId]](), []
         for sample in samples:
             episode = self._live.get(sample)
             if episode is not None and episode.is_drawing:
-                drawing.append(sample)
+                drawing.setdefault(self._engine_of(episode).id, []).append(sample)
             elif episode is not None:
                 others.append(episode)
         for episode in others:
             del self._live[episode.request.sample]
         if others:
             self.clock.at(self.clock.now, self._aborted, others)
-        self.engine.abort(drawing, rollout)
+        for engine in self._engines:
+            engine.abort(drawing.get(engine.id, ()), rollout)
+
+    def _engine_of(self, episode: _Episode) -> SimEngine:
+        """The engine of the policy whose turn it is."""
+        return self.turns[episode.turn % len(self.turns)]
+
+    @property
+    def _engines(self) -> Iterable[SimEngine]:
+        return {engine.id: engine for engine in self.turns}.values()
 
     def _aborted(self, episodes: Sequence[_Episode]) -> None:
         self.report(self.engine, [_nothing(episode) for episode in episodes])
 
     def publish(self, version: int, load_s: float = 0.0) -> None:
-        """Turns are drawn with other weights from now on."""
+        """Its own turns are drawn with other weights from now on."""
         self.engine.publish(version, load_s)
 
     def pause(self) -> None:
         """Draws nothing; environments go on."""
-        self.engine.pause()
+        for engine in self._engines:
+            engine.pause()
 
     def go_on(self) -> None:
         """Draws again."""
-        self.engine.go_on()
+        for engine in self._engines:
+            engine.go_on()
 
     def hush(self) -> None:
         """Draws and says nothing until `go_on`."""
-        self.engine.hush()
+        for engine in self._engines:
+            engine.hush()
 
     def lose(self) -> None:
         """It is gone with all episodes."""
+        rollouts = {episode.request.rollout for episode in self._live.values()}
+        for engine in self._engines:
+            for rollout in rollouts if engine is not self.engine else ():
+                engine.abort([*self._live], rollout)
         self._live.clear()
         self.engine.lose()
 
     def progress(self, rollout: str = "") -> list[tuple[SampleId, int, int]]:
         """`(sample, attempt, tokens drawn)` of every episode; they are of one rollout."""
-        now = {sample: drawn for sample, _, drawn in self.engine.progress(rollout)}
+        drawing = [each for engine in self._engines for each in engine.progress(rollout)]
+        now = {sample: drawn for sample, _, drawn in drawing}
         return [
             (sample, episode.request.attempt, episode.drawn + now.get(sample, 0))
             for sample, episode in self._live.items()
@@ -217,7 +239,7 @@ class SimEpisodes:
 
     def _answered(self, episodes: Sequence[_Episode]) -> None:
         """The environment has said something: the next turn is drawn, or the episode is over."""
-        turns, over = [], []
+        turns, over = dict[EngineId, list[Request]](), []
         for episode in episodes:
             request = episode.request
             if self._live.get(request.sample) is not episode:
@@ -229,7 +251,8 @@ class SimEpisodes:
                 )
                 continue
             episode.is_drawing = True
-            turns.append(
+            engine = self._engine_of(episode)
+            turns.setdefault(engine.id, []).append(
                 Request(
                     sample=request.sample,
                     attempt=request.attempt,
@@ -238,20 +261,26 @@ class SimEpisodes:
                     left=episode.turns[episode.turn],
                     fresh=episode.turn == 0,
                     shared=request.shared,
-                    cached=self._cached(episode),
+                    cached=self._cached(episode, engine),
                     rollout=request.rollout,
                 )
             )
         if over:
             self.report(self.engine, over)
-        if turns:
-            self.engine.submit(turns)
+        for engine in self._engines:
+            if engine.id in turns:
+                engine.submit(turns[engine.id])
 
-    def _cached(self, episode: _Episode) -> int:
-        """Tokens of a turn's context whose keys and values the engine has kept."""
-        if episode.turn == 0 or not self.engine.keeps_prefixes:
+    def _cached(self, episode: _Episode, engine: SimEngine) -> int:
+        """Tokens of a turn's context whose keys and values the engine has kept.
+
+        They are those of the policy's own last turn; the turns of others come between.
+        """
+        since = len(self.turns) - 1
+        if episode.turn <= since or not engine.keeps_prefixes:
             return 0
-        return episode.context - self.environment.shape.observation
+        said = (since + 1) * self.environment.shape.observation
+        return episode.context - said - sum(episode.turns[episode.turn - since : episode.turn])
 
     def turns_ended(self, ends: Sequence[Ended]) -> None:
         """The engine has drawn turns, or ended some that were aborted."""
@@ -267,12 +296,16 @@ class SimEpisodes:
                 continue
             episode.drawn += end.drawn
             episode.context += end.drawn + self.environment.shape.observation
-            episode.spans = join_spans(episode.spans, end.spans)
+            # Each policy counts versions of its own, and the samples are those of one.
+            own = self._engine_of(episode) is self.engine
+            spans = end.spans if own else ((self.engine.version, end.drawn),)
+            episode.spans = join_spans(episode.spans, spans)
             episode.turn += 1
             drawn.append(episode)
         if aborted:
             self.report(self.engine, aborted)
-        self._ask(drawn)
+        if drawn:
+            self._ask(drawn)
 
 
 def _nothing(episode: _Episode) -> Ended:

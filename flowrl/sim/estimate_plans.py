@@ -15,6 +15,7 @@ measures, and `flowrl.sim.choose_plan` then simulates.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -248,8 +249,22 @@ def _drawn(rollout: RolloutModel, workload: Workload) -> list[GroupDraw]:
 
 
 def _draw_s(rollout: RolloutModel, model: SimModel, groups: Sequence[GroupDraw]) -> float:
-    engines = [engine for engine in model.engines if engine.role == rollout.role]
+    """Seconds of drawing; of policies that take turns, what they draw one after the other."""
     values = [float(length) for group in groups for length in group.lengths]
+    turns = Counter(rollout.turns or (rollout.role,))
+    drawn_s = sum(
+        _pool_s(rollout, model, groups, pool, number / turns.total())
+        for pool, number in turns.items()
+    )
+    return drawn_s + _played_s(rollout, values)
+
+
+def _pool_s(
+    rollout: RolloutModel, model: SimModel, groups: Sequence[GroupDraw], pool: str, share: float
+) -> float:
+    """Seconds in which the engines of a pool draw their share of a rollout's tokens."""
+    engines = [engine for engine in model.engines if engine.role == pool]
+    values = [share * length for group in groups for length in group.lengths]
     one, longest = engines[0], max(values)
     prompt = sum(group.prompt_tokens for group in groups) / len(groups)
     step = one.times
@@ -268,7 +283,7 @@ def _draw_s(rollout: RolloutModel, model: SimModel, groups: Sequence[GroupDraw])
         kv_tokens=one.kv_tokens or int(2 * one.num_slots * (prompt + longest + 1)),
     )
     apart = one.lane not in (model.driver, model.trainer)
-    return found.seconds + _played_s(rollout, values) + WIRE_S * len(values) * apart
+    return found.seconds + WIRE_S * len(values) * apart
 
 
 def _played_s(rollout: RolloutModel, drawn: Sequence[float]) -> float:

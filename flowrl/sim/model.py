@@ -119,7 +119,8 @@ class RolloutModel:
     """A node that draws samples.
 
     Attributes:
-        role: Whose engines draw them.
+        role: Whose engines draw them; of several policies, the one with most.
+        turns: Of policies that take turns in its episodes, whose engines draw them, in order.
         groups: Of a step.
         settings: Of its scheduler.
         scorers: What scores its samples as they end.
@@ -141,6 +142,7 @@ class RolloutModel:
     tells_lengths: bool = False
     after: tuple[str, ...] = ()
     parent: str | None = None
+    turns: tuple[str, ...] = ()
     child_prompt: ChildPrompt | None = None
 
 

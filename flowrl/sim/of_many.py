@@ -39,7 +39,6 @@ from flowrl.sim.rollouts_of_plan import (
     RolloutMaker,
     is_filtered,
     origins_of,
-    player_of,
     rollout_nodes,
     samples_read,
     switch_seconds,
@@ -206,8 +205,8 @@ class _Maker:
     def _make_pools(self) -> None:
         made: dict[object, _Pool] = {}
         names: set[str] = set()
-        for node in rollout_nodes(self.graph):
-            player = self.tasks[player_of(self.graph, node).id]
+        for node in self.graph.of_op(Op.GENERATE):
+            player = self.tasks[node.id]
             key = (player.role, player.devices, player.layout, player.slots, player.kv_tokens)
             if key not in made:
                 role = player.role or ""
@@ -278,10 +277,13 @@ class _Maker:
             lanes_of=self._hosted,
         )
         for node in rollout_nodes(self.graph):
-            pool = self.pools[player_of(self.graph, node).id]
-            number = self.num_engines.get(pool.player.role or "", len(pool.replicas))
+            drawing = [self.pools[player.id] for player in self.graph.generators_of(node)]
+            pools = [
+                (pool.name, self.num_engines.get(pool.player.role or "", len(pool.replicas)))
+                for pool in drawing
+            ]
             earlier = self._read_by(node.id) - {node.id}
-            yield maker.make(node, pool=pool.name, num_engines=number, after=sorted(earlier))
+            yield maker.make(node, pools=pools, after=sorted(earlier))
 
     def _read_by(self, node: str) -> set[str]:
         """The rollouts whose samples a node reads, directly or not, itself included."""

@@ -33,7 +33,6 @@ from flowrl.sim.rollouts_of_plan import (
     is_filtered,
     longest_response,
     origins_of,
-    player_of,
     rollout_nodes,
     samples_read,
     switch_seconds,
@@ -226,10 +225,9 @@ class _Maker:
         )
         before: list[str] = []
         for node in rollout_nodes(self.graph):
-            role = player_of(self.graph, node).role or ""
-            yield maker.make(
-                node, pool=role, num_engines=self._num_engines(role), after=before, at_once=True
-            )
+            roles = [player.role or "" for player in self.graph.generators_of(node)]
+            pools = [(role, self._num_engines(role)) for role in roles]
+            yield maker.make(node, pools=pools, after=before, at_once=True)
             before.append(node.id)
 
     # Operations

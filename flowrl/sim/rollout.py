@@ -95,6 +95,7 @@ class SimRollout:
         capacity: Samples that an engine is given at once.
         load_s: Seconds in which an engine loads weights.
         environment: What episodes are played with; None where samples are responses.
+        turns_of: The engines of the policies that take turns in an engine's episodes, in order.
         tells_lengths: Groups are offered with the mean length that their samples will have.
         listener: Is told of groups; None where nobody begins on them before the batch.
         batches: Delivered ones that nobody has taken yet, by number.
@@ -112,6 +113,7 @@ class SimRollout:
     capacity: Callable[[SimEngine], int] = field(default=lambda engine: engine.num_slots)
     load_s: Callable[[EngineId], float] = field(default=lambda engine: 0.0)
     environment: SimEnvironment | None = None
+    turns_of: Callable[[SimEngine], Sequence[SimEngine]] = field(default=lambda engine: [engine])
     tells_lengths: bool = False
     listener: GroupListener | None = None
     scheduler: RolloutScheduler = field(init=False)
@@ -273,6 +275,7 @@ class SimRollout:
             return engine
         return SimEpisodes(
             engine=engine,
+            turns=self.turns_of(engine),
             clock=self.clock,
             environment=self.environment.beside(engine),
             report=self._over,
@@ -303,11 +306,12 @@ class SimRollout:
 
     def ended(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
         """What an engine was asked for is over: samples, or turns of episodes."""
-        front = self._fronts[engine.id]
-        if isinstance(front, SimEpisodes):
-            front.turns_ended(ends)
-        else:
+        if self.environment is None:
             self._over(engine, ends)
+            return
+        for front in self._fronts.values():
+            if isinstance(front, SimEpisodes) and engine in front.turns:
+                front.turns_ended(ends)
 
     def _over(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
         """Attempts are over: the driver takes its time, and then the scheduler learns of them."""

@@ -29,7 +29,6 @@ __all__ = [
     "is_filtered",
     "longest_response",
     "origins_of",
-    "player_of",
     "prompt_lengths",
     "rollout_nodes",
     "samples_read",
@@ -50,7 +49,7 @@ def rollout_nodes(graph: Graph) -> tuple[Node, ...]:
 
 def longest_response(stage: CompiledStage, node: Node) -> int:
     """Tokens that are drawn for a sample of a rollout at most."""
-    player = player_of(stage.graph, node)
+    player, *_ = stage.graph.generators_of(node)
     most = stage.plan.operation(player.id).max_tokens
     if node.op is Op.INTERACT:
         shape = _shape(node, player)
@@ -76,24 +75,6 @@ def prompt_lengths(graph: Graph, node: Node, times: StageTimes, longest: int) ->
     response = longest / 2 if times.response_tokens is None else times.response_tokens
     values = (mean_prompt(graph, node, value, response) for value in times.prompts.values)
     return PromptLengths(values=tuple(map(round, values)))
-
-
-def player_of(graph: Graph, node: Node) -> Node:
-    """Who draws: of episodes, the policy that takes the turns.
-
-    Raises:
-        ConfigError: several policies do.
-    """
-    player, *others = graph.generators_of(node)
-    if others:
-        raise ConfigError(
-            f"simulations support one policy that takes turns, and {node.id} has {len(others) + 1}",
-            where=str(node.source or node.id),
-            found=", ".join(each.id for each in (player, *others)),
-            hint="simulate the workflow with one of them, whose environment is given the time of "
-            "the others (plan.environments)",
-        )
-    return player
 
 
 def origins_of(graph: Graph) -> Mapping[str, str]:
@@ -206,20 +187,21 @@ class RolloutMaker:
         self,
         node: Node,
         *,
-        pool: str,
-        num_engines: int,
+        pools: Sequence[tuple[str, int]],
         after: Sequence[str] = (),
         at_once: bool = False,
     ) -> RolloutModel:
         """One rollout.
 
         Args:
-            pool: Whose engines draw for it.
+            pools: Whose engines draw for it, or take turns in its episodes, in order; and how many
+                each has.
             after: Rollouts that it waits for.
             at_once: Prompts that are made of samples are answered as these end.
         """
-        player = player_of(self.stage.graph, node)
+        player, *_ = self.stage.graph.generators_of(node)
         plan = self.stage.plan
+        pool, num_engines = max(pools, key=lambda pool: pool[1])
         settings = self._settings(node, player, num_engines)
         return RolloutModel(
             name=node.id,
@@ -236,6 +218,7 @@ class RolloutMaker:
                 and self.origins[operation.node] == node.id
             ),
             after=tuple(after),
+            turns=tuple(name for name, _ in pools),
             parent=self._parent(node) if at_once else None,
             child_prompt=self._child_prompt(node),
         )

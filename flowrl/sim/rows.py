@@ -120,6 +120,11 @@ class Rows:
         return 0 < min(self._num_waiting, self.admit_at) <= free
 
     @property
+    def version(self) -> int:
+        """Of the weights that the next token is drawn with."""
+        return self._marks[-1][1]
+
+    @property
     def held(self) -> int:
         """Tokens in memory."""
         return self._kv - self._saved
@@ -184,7 +189,7 @@ class Rows:
         request.began_at = self.steps
         request.ends_at = self.steps + request.left - 1
         request.key = request.context + 1 - self.steps
-        request.version = self._marks[-1][1]
+        request.version = self.version
         self.num += 1
         self._kv += request.context + 1
         if self.keeps_prefixes and request.shared:

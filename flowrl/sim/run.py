@@ -200,6 +200,7 @@ class _Simulation:
             capacity=lambda engine: self.specs[engine.id].capacity,
             load_s=lambda engine: self.specs[engine].load_s,
             environment=self._environment(model.environment),
+            turns_of=lambda engine: self._taking_turns(model, engine),
             tells_lengths=model.tells_lengths,
             listener=self.streams if any(op.streams for op in self.model.ops) else None,
         )
@@ -218,7 +219,8 @@ class _Simulation:
         roots: dict[str, str] = {}
         seen: list[tuple[str, frozenset[str]]] = []
         for spec in self.model.rollouts:
-            lanes = frozenset().union(*(e.lane.names for e in self._of_role(spec.role)))
+            engines = [e for role in (spec.role, *spec.turns) for e in self._of_role(role)]
+            lanes = frozenset().union(*(engine.lane.names for engine in engines))
             before = {*spec.after, *(name for name, others in seen if others & lanes)}
             roots[spec.name] = spec.name if spec.parent is None else roots[spec.parent]
             found[spec.name] = {name for name in before if roots[name] != roots[spec.name]}
@@ -262,6 +264,12 @@ class _Simulation:
             ),
             reward_fails=lambda sample, time: chance(self.seed, "reward", sample, time) < rewards,
         )
+
+    def _taking_turns(self, model: RolloutModel, engine: SimEngine) -> list[SimEngine]:
+        """The engines that draw the turns of an engine's episodes, in order."""
+        place = self._of_role(model.role).index(engine)
+        pools = [self._of_role(role) for role in model.turns or (model.role,)]
+        return [pool[place % len(pool)] for pool in pools]
 
     def _of_role(self, role: str) -> list[SimEngine]:
         return [engine for engine in self.engines if self.specs[engine.id].role == role]

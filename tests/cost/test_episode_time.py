@@ -79,6 +79,22 @@ def test_each_episode_waits_for_its_own_answers():
     assert twice.estimate.seconds == pytest.approx(5 + 2 * (600 * 0.02 + 61))
 
 
+def test_a_policy_among_others_draws_its_turns_and_waits_for_theirs():
+    lengths = ConstantLengths(tokens=1000.0)
+    one = EPISODES.of_one(3, lengths)
+    assert 3 * one.drawn_share(lengths) == pytest.approx(EPISODES.drawn_share(lengths))
+    assert (one.turns, one.most_turns) == (pytest.approx(10 / 3), 6)
+    # Alone on its rows an episode waits for all of its 600 tokens, whoever draws them.
+    calls = CallSeconds()
+    mine, whole = (
+        played(slots=64, episodes=each, calls=calls).estimate.seconds for each in (one, EPISODES)
+    )
+    entering = 5.0
+    assert mine - entering == pytest.approx(600 * 0.02)
+    assert whole - entering == pytest.approx(600 * 0.02 + 32 * 400 * 0.64 / 8192)
+    assert EPISODES.of_one(1, lengths) == EPISODES
+
+
 def test_behind_its_most_turns_an_episode_calls_nobody():
     late = CallSeconds(step_s=50.0)
     few = Episodes(turns=10.0, most_turns=4, said=40.0)

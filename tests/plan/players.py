@@ -35,3 +35,10 @@ def twice(prompts: fl.Prompts, *, red: fl.Policy, world: fl.Environment) -> None
     played = [play(red, world, prompts) for _ in range(2)]
     for rollout, scores in played:
         red.update(rollout, advantages=fl.advantage.group_relative(scores))
+
+
+@fl.workflow
+def debate(prompts: fl.Prompts, *, red: fl.Policy, blue: fl.Policy, world: fl.Environment) -> None:
+    """Two policies take turns in an episode."""
+    for policy, (turns, scores) in zip((red, blue), play((red, blue), world, prompts), strict=True):
+        policy.update(turns, advantages=fl.advantage.group_relative(scores))

@@ -19,7 +19,6 @@ from flowrl.cost.episode_time import CallSeconds
 from flowrl.cost.measured import MeasuredCost
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph
-from flowrl.ids import NodeId
 from flowrl.plan import PlacementPlan, PlanRequest, load_plan, make_plan
 from flowrl.plan.check.schedule import region_devices
 from flowrl.plan.check.whole import check_plan
@@ -29,7 +28,6 @@ from flowrl.plan.show.diff import diff_plans
 from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, pool_of_devices
 from flowrl.plan.ways.regions import Split, split_numbers, splits
-from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.many_cases import posed_alone
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
@@ -345,14 +343,6 @@ def test_an_edited_split_must_fit_the_schedule():
     )
     with pytest.raises(PlanError, match=r"the schedule runs actor\.generate on"):
         check_plan(replace(plan, operations=fewer))
-
-
-def test_an_episode_of_two_policies_is_refused():
-    graph, request = ask_again()
-    player = graph.node("actor.generate")
-    other = replace(player, id=NodeId("actor.generate.2"))
-    with pytest.raises(PlanError, match="2 policies that take turns, and plans support one"):
-        tasks_of(replace(graph, nodes=(*graph.nodes, other)), request)
 
 
 def test_a_written_plan_shows_its_environment(tmp_path: Path):

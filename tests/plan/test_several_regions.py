@@ -11,8 +11,11 @@ import yaml
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.errors import PlanError
 from flowrl.plan import PlacementPlan
 from flowrl.plan.check.schedule import region_devices
+from flowrl.plan.priced.anew import priced
 from flowrl.plan.sizing import pool_of_devices
 from tests.sim.cluster_jobs import Planned, model_of, simulated
 
@@ -41,6 +44,7 @@ PLAYERS = {
     "both_play": (("red", "blue"), ("world",)),
     "two_worlds": (("red",), ("world", "other")),
     "twice": (("red",), ("world",)),
+    "debate": (("red", "blue"), ("world",)),
 }
 
 
@@ -114,3 +118,45 @@ def test_plans_of_two_regions_are_simulated_near_what_they_predict(
     planned = Planned(stage=stage, config=found.config.plan)
     assert len(model_of(planned).rollouts) == 2
     assert simulated(planned, steps=1).step_s == pytest.approx(planned.step_s, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (8, ()),
+        (32, ()),
+        (16, ("plan.pins.red.generate.dp=2", "plan.pins.blue.generate.dp=4")),
+    ],
+)
+def test_policies_that_take_turns_in_an_episode_have_devices_of_their_own(
+    devices: int, words: tuple[str, ...]
+):
+    found = compiled("debate", *words, devices=devices)
+    (stage,) = found.stages
+    plan = stage.plan
+    draws = [one for one in plan.operations if one.op == "generate"]
+    assert [one.node for one in draws] == ["red.generate", "blue.generate"]
+    assert set(draws[0].devices).isdisjoint(draws[1].devices)
+    assert [one.layout.dp for one in draws] == ([2, 4] if words else [draws[0].layout.dp] * 2)
+    spans = {span.node: span for span in plan.prediction.timeline or ()}
+    assert spans["red.generate"].begin_s == spans["blue.generate"].begin_s
+    assert len([one for one in plan.operations if one.environment is not None]) == 1
+    assert PlacementPlan.from_json(plan.to_json()) == plan
+    if not words:
+        graph, request, _ = api.ask_for_plan(config("debate", *PLAYERS["debate"]))
+        assert priced(graph, request, plan, AnalyticCost()) == plan
+    planned = Planned(stage=stage, config=found.config.plan)
+    assert model_of(planned).rollouts[0].turns == ("red", "blue")
+    assert simulated(planned, steps=1).step_s == pytest.approx(planned.step_s, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan.kind=temporal",), "several policies that take turns, each on devices of its own"),
+        (SIMULATOR, "several policies that take turns, and plans have their environment on hosts"),
+    ],
+)
+def test_what_policies_that_take_turns_cannot_have_is_refused(words: tuple[str, ...], says: str):
+    with pytest.raises(PlanError, match=says):
+        compiled("debate", *words)

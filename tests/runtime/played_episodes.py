@@ -13,7 +13,7 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.backend.protocols import Finished
+from flowrl.backend.protocols import Finished, GenerateBackend
 from flowrl.data import Tokenizer
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.environments.episodes import EpisodeEngine
@@ -71,6 +71,7 @@ def episodes(
     game: RuleGame,
     tokenizer: Tokenizer,
     *,
+    others: Sequence[GenerateBackend] = (),
     limits: Limits | None = None,
     timeout_s: float = DEADLINE_S,
     grace_s: float = DEADLINE_S,
@@ -82,7 +83,7 @@ def episodes(
     context = EnvironmentContext(role=RoleName("game"), timeout_s=timeout_s)
     with EnvironmentPool(lambda _: next(games), context, grace_s=grace_s) as pool:
         made = EpisodeEngine(
-            engines=[engine],
+            engines=[engine, *others],
             environments=pool,
             tokenizer=tokenizer,
             item_of=lambda sample: item(int(sample.split("/")[1])),

@@ -17,10 +17,11 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.backend.protocols import Finished, GenerateRequest
+from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.data import Tokenizer
-from flowrl.errors import BackendError
-from flowrl.ids import SampleId
+from flowrl.errors import BackendError, WorkerDied
+from flowrl.ids import NodeId, SampleId
+from flowrl.runtime.driver.sharing import SharedWorkers
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import FinishedEpisode
 from flowrl.runtime.scoring.pool import FailureKind
@@ -329,6 +330,52 @@ def test_random_aborts_lose_nothing_and_change_nothing(tokenizer: Tokenizer, see
 
 
 # The rest of the protocol
+
+
+class Dying(RuleEngine):
+    """Breaks when it is polled for the third time."""
+
+    polls = 0
+
+    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+        self.polls += 1
+        if self.polls == 3:
+            raise WorkerDied("killed")
+        return super().poll(timeout_s)
+
+    def restart(self) -> None:
+        self.abort(tuple(self.requests))
+        self._ended.clear()
+
+
+def test_where_policies_share_an_engine_one_that_breaks_costs_its_own_episodes_alone(
+    tokenizer: Tokenizer,
+):
+    shared, con, breaks = SharedWorkers(), RuleEngine(slots=8), Dying()
+    views = [shared.engine(con, NodeId(f"debate[{place}]")) for place in (0, 1)]
+    asked = [[request(1), request(2)], [request(3), request(4)]]
+    found: dict[SampleId, Finished] = {}
+    with (
+        episodes(breaks, RuleGame(), tokenizer, others=views[:1]) as first,
+        episodes(RuleEngine(), RuleGame(), tokenizer, others=views[1:]) as second,
+    ):
+        for engine, requests in zip((first, second), asked, strict=True):
+            engine.submit(requests)
+        while len(found) < 4 and breaks.polls < 1000:
+            for engine in (first, second):
+                try:
+                    outputs = engine.poll(1.0)
+                except WorkerDied:
+                    engine.restart()
+                    lost = [one for one in asked[0] if one.sample not in found]
+                    engine.submit([replace(one, attempt=1) for one in lost])
+                    continue
+                found |= {each.sample: each for each in outputs if isinstance(each, Finished)}
+    assert breaks.polls > 3
+    for one in (*asked[0], *asked[1]):
+        end = found[one.sample]
+        assert isinstance(end, FinishedEpisode)
+        assert_equal(replace(end, attempt=0), expected(one, Limits()))
 
 
 def test_what_cannot_be_submitted_is_refused_and_nothing_is_taken(tokenizer: Tokenizer):

@@ -297,8 +297,13 @@ def test_episodes_are_evaluated_by_what_their_environment_measures(tmp_path: Pat
     assert all(1 <= row.num_tokens <= 3 for row in rows)  # a turn is one token
 
 
-def test_policies_that_take_turns_learn_each_from_its_own(tmp_path: Path):
-    result = run_of("debate", tmp_path)
+@pytest.fixture(scope="module")
+def debated(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return run_of("debate", tmp_path_factory.mktemp("debate"))
+
+
+def test_policies_that_take_turns_learn_each_from_its_own(debated: RunResult):
+    result = debated
     rows = list(RunFolder.open(result.folder).samples())
     assert {(row.rollout, row.end) for row in rows} == {("court.interact", "consumed")}
     for row in rows:
@@ -322,7 +327,7 @@ def test_policies_that_take_turns_learn_each_from_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize(("pro", "con"), [(2, 2), (1, 2)])
 def test_policies_that_take_turns_sample_the_same_with_engines_of_their_own(
-    tmp_path: Path, pro: int, con: int
+    tmp_path: Path, debated: RunResult, pro: int, con: int
 ):
     config = CONFIGS["debate"](tmp_path)
     config["roles"]["pro"]["num_engines"] = pro
@@ -330,8 +335,8 @@ def test_policies_that_take_turns_sample_the_same_with_engines_of_their_own(
     compiled = fl.compile(None, {**config, "name": "apart"})
     engines = {role: engines_of(compiled.stages[0].plan, role).processes for role in ("pro", "con")}
     assert engines == {"pro": pro if pro > 1 else 0, "con": con}
-    apart, here = compiled.run(display=WatchedDisplay()), run_of("debate", tmp_path)
-    left, right = ((run.folder / "samples.jsonl").read_text() for run in (apart, here))
+    apart = compiled.run(display=WatchedDisplay())
+    left, right = ((run.folder / "samples.jsonl").read_text() for run in (apart, debated))
     assert left == right
 
 

@@ -13,7 +13,6 @@ import flowrl as fl
 from flowrl.program.workflow import Workflow
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.setup.user_inputs import RunInputs
-from flowrl.sim.rollouts_of_plan import player_of
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
@@ -168,9 +167,3 @@ def test_policies_that_take_turns_do_not_generate_ahead(tmp_path: Path):
     ahead = fl.compile(None, config, overrides=["train.max_staleness=1"])
     with pytest.raises(fl.ConfigError, match=r"several policies take turns in court\.interact"):
         ahead.run(display=WatchedDisplay())
-
-
-def test_policies_that_take_turns_are_not_simulated(tmp_path: Path):
-    (stage,) = fl.compile(None, CONFIGS["debate"](tmp_path / "runs")).stages
-    with pytest.raises(fl.ConfigError, match="support one policy that takes turns"):
-        player_of(stage.graph, stage.graph.node("court.interact"))

@@ -18,6 +18,7 @@ from flowrl.sim.faults import Faults, ScriptedFault
 from flowrl.sim.lengths import Constant
 from flowrl.sim.measure_environment import measure_environment
 from flowrl.sim.model import EnvironmentModel, LaneModel, SimModel
+from flowrl.sim.step_time import ConstantStep
 from flowrl.sim.workload import GroupDraw
 from tests.sim.pretend import Timer
 from tests.sim.worlds import assumed, run, small_model
@@ -50,6 +51,55 @@ def test_an_episode_takes_its_turns_and_all_calls_before_between_and_behind_them
     assert [step.wall_s for step in report.steps] == pytest.approx([4 * 0.2 + 3 * 1.0] * 2)
     assert report.samples["consumed"] == 8
     assert report.engines["tokens"] == 8 * 3
+
+
+@pytest.mark.parametrize(("actors", "rivals"), [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_policies_that_take_turns_draw_them_on_engines_of_their_own(actors: int, rivals: int):
+    model = played(EnvironmentTimes(wait_s=0.2), small_model(learn_s=0.0, engines=actors))
+    own = [replace(model.engines[0], name=f"rival[{i}]", role="rival") for i in range(rivals)]
+    lead = "actor" if actors >= rivals else "rival"
+    model = replace(
+        model,
+        lanes=(*model.lanes, *(LaneModel(name=each.name, device=each.name) for each in own)),
+        engines=(*model.engines, *(replace(each, lane=each.name) for each in own)),
+        rollouts=(replace(model.rollouts[0], role=lead, turns=("actor", "rival")),),
+    )
+    report = run(model, workload=assumed(Constant(tokens=3)), steps=2)
+    # All episodes side by side, in three turns; an engine that serves two others has one wait.
+    waits_s = 0.0 if actors == rivals else 1.0
+    wall_s = 4 * 0.2 + 3 * 1.0 + waits_s
+    assert [step.wall_s for step in report.steps] == pytest.approx([wall_s] * 2)
+    assert report.samples["consumed"] == 8
+    assert report.engines["tokens"] == 8 * 3
+    if actors == rivals:
+        busy_s = {lane.lane: lane.busy_s for lane in report.lanes}
+        assert busy_s["engine[0]"] == pytest.approx(2 * busy_s["rival[0]"])
+
+
+class SecondsOfTokens(ConstantStep):
+    """A prefill takes a second for each token that it computes, and a decode step none."""
+
+    def decode_s(self, batch: int, context: float, longest: float) -> float:
+        return 0.0
+
+    def prefill_s(self, rows: int, tokens: int) -> float:
+        return float(tokens)
+
+
+def test_a_policy_s_cache_ends_with_its_own_last_turn():
+    def prefilled(*turns: str) -> float:
+        model = played(EnvironmentTimes(), small_model(learn_s=0.0, groups=1, group_size=1))
+        (engine,) = model.engines
+        actor = replace(engine, times=SecondsOfTokens(), keeps_prefixes=True)
+        rival = replace(actor, name="rival", role="rival", lane="trainer")
+        rollout = replace(model.rollouts[0], turns=turns)
+        model = replace(model, engines=(actor, rival), rollouts=(rollout,))
+        return run(model, workload=assumed(Constant(tokens=4)), steps=1).steps[0].wall_s
+
+    # Behind each turn of a token is an observation of one.
+    prompt = prefilled("actor") - 3 * 1
+    assert prompt > 0
+    assert prefilled("actor", "rival") == prompt + (prompt + 2) + 2 * (1 + 1 + 1)
 
 
 def test_a_step_has_a_row_for_what_its_engines_wait_for():

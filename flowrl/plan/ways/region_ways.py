@@ -148,6 +148,8 @@ def _play(
 ) -> PlayedEstimate:
     """What the episodes of a task take where a policy draws so and calls take so long."""
     options, cost, layout = made.options, made.cost, drawing.layout
+    # The environment answers each of the policies, and an episode waits for all of it.
+    step_s, wait_s = (region.players * seconds for seconds in (calls.step_s, calls.wait_s))
     where = (task.shape, layout, made.machine)
     first, last = options.prompt_tokens + 1, options.prompt_tokens + options.lengths.maximum
     return play(
@@ -168,8 +170,8 @@ def _play(
         chunk_s=cost.prefill(*where, rows=1, tokens=PREFILL_CHUNK_TOKENS).seconds,
         chunk_tokens=PREFILL_CHUNK_TOKENS,
         lengths=options.lengths,
-        episodes=region.episodes,
-        calls=calls,
+        episodes=region.episodes.of_one(region.players, options.lengths),
+        calls=replace(calls, step_s=step_s, wait_s=wait_s),
         at_once=split.at_once,
         takes_turns=split.takes_turns,
     )

@@ -50,6 +50,7 @@ class Region:
         node: Its node.
         sharers: Regions whose environments are on the cores of hosts, or else on accelerators,
             as this one's is; itself included.
+        players: Policies that take turns in its episodes; each has a task.
     """
 
     role: str
@@ -57,6 +58,7 @@ class Region:
     episodes: Episodes
     environment: EnvironmentRequest
     sharers: int = 1
+    players: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +163,17 @@ def tasks_of(graph: Graph, request: PlanRequest, device_type: str = "cuda") -> t
             meant, with one device a trainer and a replica of an engine.
 
     Raises:
-        PlanError: a role without a model, a region that several policies play in, or another task
-            that must run between two updates of a role.
+        PlanError: a role without a model, policies that take turns with an environment on
+            accelerators, or another task that must run between two updates of a role.
     """
-    _check_regions(graph)
+    _check_regions(graph, request)
     tasks = works_of(graph, request, device_type)
     _check_trainers(tasks, graph)
     return tasks
 
 
 def works_of(graph: Graph, request: PlanRequest, device_type: str = "cpu") -> tuple[TaskWork, ...]:
-    """The same, also of graphs with regions of several policies, which one device can run.
+    """The same, also of graphs that only one device can run.
 
     Raises:
         PlanError: a role without a model.
@@ -284,16 +286,16 @@ def _all_before(name: NodeId, after: Mapping[NodeId, tuple[NodeId, ...]]) -> set
     return found
 
 
-def _check_regions(graph: Graph) -> None:
+def _check_regions(graph: Graph, request: PlanRequest) -> None:
     for episode in graph.of_op(Op.INTERACT):
-        players = [node for node in graph.of_op(Op.GENERATE) if node.region == episode.region]
-        if len(players) > 1:
+        environment = request.options.environments.get(str(episode.role))
+        if len(graph.generators_of(episode)) > 1 and environment and environment.accelerated:
             raise PlanError(
-                f"{episode.id} has {len(players)} policies that take turns, and plans support one",
-                where=str(episode.source or episode.id),
-                found=", ".join(player.id for player in players),
-                hint="let the environment call the other one, with what it takes in "
-                f"plan.environments.{episode.role}",
+                f"{episode.id} has several policies that take turns, and plans have their "
+                "environment on hosts",
+                where=f"plan.environments.{episode.role}.device",
+                found="an accelerator",
+                hint="leave it out, or give the environment a server of its own",
             )
 
 
@@ -410,6 +412,7 @@ def _region(player: Node, graph: Graph, request: PlanRequest) -> Region | None:
             episodes=_episodes(most, said, request),
             environment=mine,
             sharers=sum(one.accelerated == mine.accelerated for one in known.values()),
+            players=len(graph.generators_of(node)),
         )
     return None
 
@@ -450,7 +453,11 @@ def _episodes(most_turns: int, most_said: int, request: PlanRequest) -> Episodes
 def _members(node: Node, graph: Graph) -> tuple[NodeId, ...]:
     if node.region is None:
         return (node.id,)
-    return tuple(other.id for other in graph.nodes if other.region == node.region)
+    return tuple(
+        other.id
+        for other in graph.nodes
+        if other.region == node.region and (other is node or other.op is not Op.GENERATE)
+    )
 
 
 def _library(

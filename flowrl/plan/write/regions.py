@@ -26,9 +26,12 @@ __all__ = [
 
 
 def _played(chosen: Chosen) -> Iterator[tuple[TaskWork, Region, Played]]:
+    """The environment of each region, as the first of its policies has it."""
+    seen: set[str] = set()
     for task in chosen.posed.tasks:
         played = chosen.ways[task.id].played
-        if task.region is not None and played is not None:
+        if task.region is not None and played is not None and task.region.node not in seen:
+            seen.add(task.region.node)
             yield task, task.region, played
 
 
