@@ -181,11 +181,19 @@ def _compile(
         from flowrl.runtime.ray_pool import ray_pool
 
         pool = ray_pool(loaded.config.cluster)
+    here: ResourcePool | None = None
+    if pool is None and given is None and loaded.config.cluster == "auto":
+        here = pool_here(loaded.config.executor)
     # In a program that runs line by line, breakpoints are for the execution, not the trace.
     is_eager = loaded.config.executor == "eager"
     with locating(loaded), breakpoints_left_out() if is_eager else nullcontext():
         stages = compile_stages(
-            loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded), given=given
+            loaded,
+            workflow=workflow,
+            pool=pool,
+            here=here,
+            cost_of=measured_costs(loaded),
+            given=given,
         )
     if chooses and given is None and not is_eager and pool is None:
         stages = _fastest(loaded, stages)
@@ -194,6 +202,15 @@ def _compile(
         # So that the run folder's config names it, and `flowrl run --resume` finds it.
         config = config.model_copy(update={"workflow": reference})
     return Compiled(config=config, stages=stages)
+
+
+def pool_here(executor: str) -> ResourcePool | None:
+    """Returns the devices of `cluster: auto` where an executor does not mean this machine's."""
+    if executor != "ray":
+        return None
+    from flowrl.runtime.ray_pool import joined_pool
+
+    return joined_pool()
 
 
 def profile_path(runs: Path, name: str) -> Path:

@@ -68,6 +68,7 @@ def compile_stages(
     *,
     workflow: Workflow | str | None = None,
     pool: ResourcePool | None = None,
+    here: ResourcePool | None = None,
     cost_of: Callable[[PlanRequest], Cost] | None = None,
     given: PlacementPlan | None = None,
 ) -> tuple[CompiledStage, ...]:
@@ -76,6 +77,7 @@ def compile_stages(
     Args:
         workflow: Takes the place of the last stage's workflow.
         pool: The devices; by default what `cluster` says.
+        here: The devices of `cluster=auto`; by default this machine's.
         cost_of: Where a stage's times come from; None takes estimates.
         given: A plan over many devices: only the stages of its graph are compiled, by this plan.
 
@@ -85,18 +87,18 @@ def compile_stages(
             of other stages or sizes.
     """
     cluster = loaded.config.cluster
-    here = cluster == "auto" and pool is None and given is None
-    stages, requests = _asked(loaded, workflow, here=here)
+    on_one = cluster == "auto" and pool is None and given is None
+    stages, requests = _asked(loaded, workflow, here=on_one)
     if given is not None:
         return _by_plan(stages, requests, given, cost_of)
     if pool is None:
-        pool = pool_of(cluster)
+        pool = pool_of(cluster) if here is None else here
     compiled, problems = list[CompiledStage](), list[PlanError]()
     for stage, request in zip(stages, requests, strict=True):
         if problems and not request.options.pins:
             continue
         # A single device takes no estimates.
-        cost = cost_of(request) if cost_of is not None and not here else None
+        cost = cost_of(request) if cost_of is not None and not on_one else None
         try:
             compiled.append(_planned(loaded, stage, request, pool, cost))
         except PlanError as error:

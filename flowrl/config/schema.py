@@ -380,7 +380,8 @@ class RunConfig(Section):
             line on real tensors, for breakpoints and notebooks, with the same results; `ray` has
             engines, scorers and environments on the Ray cluster at RAY_ADDRESS, or on one that it
             starts on this machine.
-        cluster: `auto` finds this machine's devices; a path names a YAML that describes others;
+        cluster: `auto` finds this machine's devices, and with `executor: ray` the CPUs of the
+            cluster at RAY_ADDRESS too; a path names a YAML that describes other machines;
             `ray`, or `ray:ADDRESS`, lists those of a running Ray cluster, to plan for them.
     """
 

@@ -1,32 +1,51 @@
-"""The machines of a running Ray cluster as a pool (`cluster: ray`, or `cluster: ray:ADDRESS`).
+"""The machines of a running Ray cluster as a pool.
+
+`cluster: ray` and `cluster: ray:ADDRESS` have all of it, for plans over many devices. With
+`executor: ray` and `cluster: auto` it is the devices of this node, where models are trained, and
+the CPUs of all nodes, because engines may be on any.
 
 Ray's own listing has the nodes that are alive, the CPUs, GPUs and NPUs of each, and the type of its
-accelerators; their memory and rates come from the hardware catalogue, for Ray knows neither. The
-listing is made in a process of its own: joining a cluster starts threads, reads tokens and can wait
-for minutes on an address where nothing answers.
+accelerators. Names and memory of accelerators come from their node's own report, and where it has
+none, from the hardware catalogue. All this is asked in a process of its own: joining a cluster
+starts threads, reads tokens and can wait for minutes on an address where nothing answers.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec as find_module
+from typing import Any, cast
 
+from flowrl.cluster.discover import discover
 from flowrl.cluster.hardware import DeviceSpec, abbreviated, catalogue, find_spec
 from flowrl.cluster.load import SAME_MEMORY
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.errors import ConfigError
-from flowrl.runtime.ray_access import use_token
+from flowrl.runtime.ray_access import ADDRESS, use_token
 from flowrl.wording import listing
 
-__all__ = ["ask_ray", "pool_of_nodes", "ray_pool"]
+__all__ = ["ask_ray", "joined_pool", "pool_of_nodes", "ray_pool"]
+
+_log = logging.getLogger(__name__)
 
 _KINDS = {"GPU": "cuda", "NPU": "npu"}
 """Ray's resources that are devices."""
 
+_RAY_NAMES = {device_type: kind for kind, device_type in _KINDS.items()}
+
 _TYPE = "accelerator_type:"
+
+_HERE, _REPORT = "Here", "Report"
+"""What is added to Ray's listing: this node, and the accelerators that a node itself finds."""
+
+_REPORT_S = 60.0
 
 _MARK = "flowrl-ray-nodes "
 """Before the one line that is read; Ray and its libraries print others."""
@@ -46,6 +65,49 @@ def ray_pool(cluster: str = "ray", *, timeout_s: float = 30.0) -> ResourcePool:
     """
     named = cluster if cluster.startswith("ray://") else cluster.partition(":")[2]
     return pool_of_nodes(ask_ray(named or "auto", timeout_s=timeout_s))
+
+
+def joined_pool() -> ResourcePool | None:
+    """Returns what a run has that joins the cluster at `RAY_ADDRESS`; None without such a cluster.
+
+    It is this node with the devices that it offers, and with the CPUs of all nodes.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers in time.
+    """
+    address = os.environ.get(ADDRESS)
+    if not address:
+        return None
+    alive = [node for node in ask_ray(address) if node.get("Alive")]
+    own = _resources([node for node in alive if node.get(_HERE)])
+    total = _resources(alive)
+    machine = discover()
+    devices: list[Device] = []
+    for device in machine.nodes[0].devices:
+        if device.type == "cpu":
+            devices.append(replace(device, num_cores=max(1, total["CPU"])))
+        elif sum(each.type == device.type for each in devices) < own[_RAY_NAMES[device.type]]:
+            devices.append(device)
+    elsewhere = [f"{total[kind]} {kind}" for kind in _KINDS if total[kind]]
+    if elsewhere and len(devices) == 1:
+        _log.warning(
+            "%s=%s: models are trained on the CPU of this node, which offers no accelerator; start "
+            "the run on a node that does (the cluster has %s) to train there",
+            ADDRESS,
+            address,
+            listing(elsewhere),
+        )
+    node = replace(machine.nodes[0], devices=tuple(devices), num_cores=max(1, total["CPU"]))
+    return replace(machine, nodes=(node,))
+
+
+def _resources(nodes: Sequence[Mapping[str, object]]) -> Counter[str]:
+    """Returns whole numbers of what nodes offer together, by Ray's names."""
+    found = Counter[str]()
+    for node in nodes:
+        listed = cast("Mapping[str, float]", node.get("Resources", {}))
+        found.update({kind: int(number) for kind, number in listed.items()})
+    return found
 
 
 def _named(address: str) -> str:
@@ -145,7 +207,7 @@ def _node(node: Mapping[str, object], taken: dict[str, int]) -> ClusterNode | No
         device
         for kind, device_type in _KINDS.items()
         if int(resources.get(kind, 0)) > 0
-        for device in _devices(name, kind, device_type, resources)
+        for device in _devices(name, kind, device_type, resources, node.get(_REPORT, ()))
     ]
     if cores < 1 and not devices:
         return None
@@ -170,18 +232,21 @@ def _node(node: Mapping[str, object], taken: dict[str, int]) -> ClusterNode | No
 
 
 def _devices(
-    node: str, kind: str, device_type: str, resources: Mapping[str, float]
+    node: str, kind: str, device_type: str, resources: Mapping[str, float], report: object
 ) -> list[Device]:
+    number = int(resources[kind])
+    listed = [Device(**each) for each in cast("Sequence[dict[str, Any]]", report)]
+    if len(own := [each for each in listed if each.type == device_type]) >= number:
+        return own[:number]
     types = [key.removeprefix(_TYPE) for key in resources if key.startswith(_TYPE)]
     known_types = (spec for spec in map(_spec_of_type, types) if spec and spec.type == device_type)
     specs = list({spec.name: spec for spec in known_types}.values())
     if len(specs) != 1:
         known = [name for name, spec in catalogue().items() if spec.type == device_type]
         raise ConfigError(
-            f"Ray lists {int(resources[kind])} {kind} on node {node}, and nothing says how much "
-            "memory they have",
+            f"Ray lists {number} {kind} on node {node}, and nothing says how much memory they have",
             where="cluster",
-            found=f"accelerator types {listing(types)}",
+            found=f"accelerator types {listing(types)}, and {len(own)} found by the node itself",
             expected=f"one that the hardware catalogue knows, such as {listing(known)}",
             hint="start the node's Ray with --resources='{\"accelerator_type:NAME\": 1}', or "
             "describe the machines in a YAML (cluster=PATH)",
@@ -194,7 +259,7 @@ def _devices(
             memory_bytes=specs[0].memory_bytes,
             bfloat16=True,
         )
-        for index in range(int(resources[kind]))
+        for index in range(number)
     ]
 
 
@@ -216,10 +281,28 @@ def _answer(address: str) -> None:
     """Prints the listing; what the child process does."""
     use_token()
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    print(_MARK + json.dumps(ray.nodes(), default=str), flush=True)
+    here, ask = ray.get_runtime_context().get_node_id(), ray.remote(_report)
+    nodes = ray.nodes()
+    reports = {}
+    for node in nodes:
+        node[_HERE] = node["NodeID"] == here
+        if node["Alive"] and any(node["Resources"].get(kind) for kind in _KINDS):
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            reports[node["NodeID"]] = ask.options(num_cpus=0, scheduling_strategy=there).remote()
+    for node in nodes:
+        if node["NodeID"] in reports:
+            node[_REPORT] = ray.get(reports[node["NodeID"]], timeout=_REPORT_S)
+    print(_MARK + json.dumps(nodes, default=str), flush=True)
     ray.shutdown()
+
+
+def _report() -> list[dict[str, object]]:
+    """Returns the accelerators of the node on which it runs, from which Ray hides them."""
+    (node,) = discover(environ={}).nodes
+    return [asdict(device) for device in node.devices if device.type != "cpu"]
 
 
 if __name__ == "__main__":

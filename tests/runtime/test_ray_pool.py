@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.errors import ConfigError
 from flowrl.runtime import ray_pool as module
-from flowrl.runtime.ray_pool import ask_ray, pool_of_nodes, ray_pool
+from flowrl.runtime.ray_pool import ask_ray, joined_pool, pool_of_nodes, ray_pool
 
 GIB = 1 << 30
 
@@ -110,11 +112,20 @@ def test_a_fraction_of_a_device_is_none() -> None:
 @pytest.mark.parametrize(
     ("resources", "found"),
     [
-        ({"GPU": 8.0}, "accelerator types nothing"),
-        ({"GPU": 8.0, "accelerator_type__T4": 1.0}, "accelerator types T4"),
-        ({"NPU": 8.0, "accelerator_type__H100": 1.0}, "accelerator types H100"),
+        ({"GPU": 8.0}, "accelerator types nothing, and 0 found by the node itself"),
+        (
+            {"GPU": 8.0, "accelerator_type__T4": 1.0},
+            "accelerator types T4, and 0 found by the node itself",
+        ),
+        (
+            {"NPU": 8.0, "accelerator_type__H100": 1.0},
+            "accelerator types H100, and 0 found by the node itself",
+        ),
         # Ray calls those of 40 and of 80 GB so.
-        ({"GPU": 8.0, "accelerator_type__A100": 1.0}, "accelerator types A100"),
+        (
+            {"GPU": 8.0, "accelerator_type__A100": 1.0},
+            "accelerator types A100, and 0 found by the node itself",
+        ),
     ],
 )
 def test_devices_of_a_type_that_nobody_knows_are_refused(
@@ -123,6 +134,16 @@ def test_devices_of_a_type_that_nobody_knows_are_refused(
     with pytest.raises(ConfigError, match="nothing says how much memory") as caught:
         pool_of_nodes([listed("a", CPU=1.0, **resources)])
     assert caught.value.found == found
+
+
+def test_accelerators_are_those_that_their_node_reports() -> None:
+    card = {"type": "cuda", "name": "NVIDIA T4", "memory_bytes": 15 * GIB, "bfloat16": False}
+    report = [{"id": f"cuda:{index}", **card} for index in range(4)]
+    (node,) = pool_of_nodes([listed("a", CPU=4.0, GPU=3.0) | {"Report": report}]).nodes
+    # Of four cards, Ray was given three.
+    assert [(d.id, d.name, d.memory_bytes) for d in node.devices[1:]] == [
+        (f"cuda:{index}", "NVIDIA T4", 15 * GIB) for index in range(3)
+    ]
 
 
 def test_a_cluster_without_a_usable_node_is_refused() -> None:
@@ -143,6 +164,8 @@ def pretend(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = folder / "ray"
     package.mkdir()
     (package / "__init__.py").write_text(body)
+    (package / "util").mkdir()
+    (package / "util" / "scheduling_strategies.py").write_text("NodeAffinitySchedulingStrategy = 0")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(module, "find_module", lambda name: True)
 
@@ -151,8 +174,11 @@ def test_what_ray_answers_is_read_between_what_it_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = """
+from types import SimpleNamespace as Some
 def init(address, **options): print("Connecting to", address)
-def nodes(): return [{"Alive": True, "NodeName": "a", "Resources": {"CPU": 2.0}}]
+def nodes(): return [{"Alive": True, "NodeID": "1", "NodeName": "a", "Resources": {"CPU": 2.0}}]
+def remote(function): return function
+def get_runtime_context(): return Some(get_node_id=lambda: "1")
 def shutdown(): print("bye")
 """
     pretend(tmp_path, body, monkeypatch)
@@ -196,6 +222,80 @@ def test_a_config_that_names_ray_is_planned_for_its_cluster(
     assert (device.node, device.num_cores) == ("a", 4)
 
 
+def machine(*accelerators: str) -> ResourcePool:
+    """What this machine is taken for: a CPU, and cards."""
+    cpu = Device(id="cpu:0", type="cpu", name="EPYC", memory_bytes=64 * GIB, num_cores=2)
+    cards = [
+        Device(id=id_, type=id_.partition(":")[0], name="card", memory_bytes=GIB)
+        for id_ in accelerators
+    ]
+    node = ClusterNode(name="x", devices=(cpu, *cards), memory_bytes=64 * GIB, num_cores=2)
+    return ResourcePool(nodes=(node,))
+
+
+def joined(
+    monkeypatch: pytest.MonkeyPatch, here: ResourcePool, *nodes: Mapping[str, object]
+) -> ResourcePool:
+    monkeypatch.setenv("RAY_ADDRESS", "h:1")
+    monkeypatch.setattr(module, "ask_ray", lambda address: list(nodes))
+    monkeypatch.setattr(module, "discover", lambda: here)
+    pool = joined_pool()
+    assert pool is not None
+    return pool
+
+
+def test_a_run_that_joins_a_cluster_has_this_node_and_the_cpus_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (node,) = joined(
+        monkeypatch,
+        machine("cuda:0", "cuda:1", "npu:0"),
+        listed("x", CPU=2.0, GPU=1.0) | {"Here": True},
+        listed("y", CPU=6.0, GPU=8.0),
+        listed("dead", alive=False, CPU=64.0),
+    ).nodes
+    # Ray was given one of the two GPUs, and not the NPU.
+    assert [device.id for device in node.devices] == ["cpu:0", "cuda:0"]
+    assert (node.devices[0].name, node.devices[0].num_cores) == ("EPYC", 8)
+
+
+def test_training_on_a_cpu_of_a_cluster_with_accelerators_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined(
+        monkeypatch,
+        machine(),
+        listed("x", CPU=2.0) | {"Here": True},
+        listed("y", GPU=4.0),
+    )
+    (said,) = caplog.messages
+    assert said.startswith("RAY_ADDRESS=h:1: models are trained on the CPU of this node")
+    assert "the cluster has 4 GPU" in said
+
+
+def test_without_an_address_a_run_has_the_devices_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert joined_pool() is None
+
+
+@pytest.mark.parametrize(("executor", "cores"), [("ray", 8), ("local", 2)])
+def test_only_a_run_with_ray_is_planned_for_the_cluster_that_it_joins(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, executor: str, cores: int
+) -> None:
+    nodes = [listed("x", CPU=2.0) | {"Here": True}, listed("y", CPU=6.0)]
+    joined(monkeypatch, machine(), *nodes)
+    monkeypatch.setattr("flowrl.cluster.discover.discover", machine)
+    monkeypatch.chdir(repository)
+    compiled = fl.compile(None, "configs/quickstart.yaml", overrides=[f"executor={executor}"])
+    stage = compiled.stages[-1]
+    assert stage.local is not None
+    assert stage.local.request.num_cores == cores
+    # Of the device, which a resumed run finds on any machine.
+    assert [p.devices for p in stage.plan.placements if p.role == "actor"] == [("cpu:0",)]
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 def test_a_real_cluster_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -214,8 +314,13 @@ def test_a_real_cluster_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         address = ray.get_runtime_context().gcs_address
         pool = ray_pool(f"ray:{address}", timeout_s=60)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr(module, "discover", machine)
+        run_pool = joined_pool()
     finally:
         ray.shutdown()
     (group,) = pool.groups()
     assert (group.machine.spec.name, group.node_size) == ("H100-SXM-80GB", 8)
+    assert run_pool is not None
+    assert run_pool.nodes[0].num_cores == 2
     assert sys.modules.get("ray") is ray
