@@ -22,6 +22,7 @@ import importlib.util
 import inspect
 import linecache
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ NO_DEBUGGER = (
     "executor=eager stops at breakpoints"
 )
 """The message for a debugger without a terminal; rewards, environments and maps share it."""
+
+COPIES = "FLOWRL_FILES"
+"""The environment variable of workers that names a folder with copies of the user's files."""
 
 _OWN_MODULE = "flowrl_own_"
 
@@ -193,7 +197,7 @@ def import_file(
         TraceError: The file raises; `user_frames` holds its traceback.
     """
     full = path.expanduser().resolve()
-    if not full.is_file():
+    if not source_of(full).is_file():
         folder = "" if full.parent.is_dir() else f", and no folder {path.parent}"
         raise error(
             f"no file {path}{folder}",
@@ -236,7 +240,18 @@ class _Source(SourceFileLoader):
     both were written within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return self.source_to_code(source_of(Path(self.path)).read_bytes(), self.path)
+
+
+def source_of(file: Path) -> Path:
+    """Returns where the content of the user's file is: on a node that a run has sent it, its copy.
+
+    Args:
+        file: An absolute path. The copies are below the folder that `COPIES` names, by this path.
+    """
+    folder = os.environ.get(COPIES)
+    copy = file if folder is None else Path(folder, *file.parts[1:])
+    return copy if copy.is_file() else file
 
 
 def callable_in(
@@ -255,7 +270,7 @@ def callable_in(
     path, (kind_of_file, noun, nouns) = Path(place), kind
     if not place.endswith(".py"):
         module = importlib.import_module(place)
-    elif path.is_file():
+    elif source_of(path.resolve()).is_file():
         module = run_file(path)
     else:
         raise error(
@@ -284,7 +299,8 @@ def run_file(path: Path) -> ModuleType:
     caught.
     """
     file = path.resolve()
-    written = file.stat().st_mtime_ns
+    source = source_of(file)
+    written = source.stat().st_mtime_ns
     known = _LOADED.get(file)
     if known is not None and known[0] == written:
         return known[1]
@@ -297,8 +313,8 @@ def run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
+    if str(source.parent) not in sys.path:
+        sys.path.append(str(source.parent))
     sys.modules[name] = module  # dataclasses and pickling look a class's module up by name
     try:
         loader.exec_module(module)

@@ -62,7 +62,7 @@ def test_a_cluster_that_is_refused_is_left(monkeypatch: pytest.MonkeyPatch):
 
     left: list[str] = []
     monkeypatch.delenv(cluster.AUTH_MODE, raising=False)
-    monkeypatch.setattr(cluster, "_join", lambda: None)
+    monkeypatch.setattr(cluster, "_join", lambda folder: None)
     monkeypatch.setattr(cluster, "_refuse_open_cluster", refuse)
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: left.append("left"))

@@ -13,7 +13,14 @@ import pytest
 import flowrl as fl
 from flowrl import api
 from flowrl.errors import CheckpointError
-from flowrl.runtime.checkpoint.run_files import INPUTS, InputFiles, fingerprint_of, imported_files
+from flowrl.files import sha256_file
+from flowrl.runtime.checkpoint.run_files import (
+    INPUTS,
+    InputFiles,
+    fingerprint_of,
+    imported_files,
+    worker_files,
+)
 from tests.runtime.tiny_runs import tiny_config
 
 PROGRAM = """
@@ -202,6 +209,20 @@ def test_an_environment_and_the_terms_of_a_role_are_of_the_files_too(project: Pa
         ("game.py", "(roles.game.environment)"),
         ("own.py", "(roles.verifier.terms.mine.function)"),
     }
+
+
+def test_files_that_workers_run_are_sent_to_them_and_have_checksums_in_the_run_folder(
+    project: Path,
+):
+    compiled = api.compile(None, config_of(project))
+    InputFiles(compiled.config, compiled.stages, project / "run").write()
+    sent = [
+        str(file.relative_to(project)) for file in worker_files(compiled.config, compiled.stages)
+    ]
+    assert sent == ["lib/losses_of_mine.py", "rewards/near.py", "rewards/score.py"]
+    written = json.loads((project / "run" / "inputs.json").read_text())
+    sums = {mark["sha256"] for of in written.values() for mark in of.values()}
+    assert {sha256_file(project / name) for name in sent} <= sums
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,14 @@ from flowrl.files import sha256_file, write_json_atomic
 from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.specs import Spec
 
-__all__ = ["INPUTS", "FileFingerprint", "InputFiles", "fingerprint_of", "imported_files"]
+__all__ = [
+    "INPUTS",
+    "FileFingerprint",
+    "InputFiles",
+    "fingerprint_of",
+    "imported_files",
+    "worker_files",
+]
 
 
 INPUTS = "inputs.json"
@@ -105,7 +112,7 @@ class InputFiles:
         self._files: dict[str, list[Path]] = {}
         for key, data in _data_files(config):
             self._add(key, data[0].parent, data)
-        for key, file in (*_role_files(config, stages), *_program_files(stages)):
+        for key, file in (*_role_files(config, stages), *_program_files(stages, workflows=True)):
             self._add(key, file.parent, [file, *imported_files(file)])
         use = RoleUse(config, [stage.graph for stage in stages])
         for role in (role for role in use.models if use.source_of(role) is None):
@@ -232,10 +239,12 @@ def _role_files(config: RunConfig, stages: Sequence[CompiledStage]) -> Iterator[
             yield f"roles.{role}.environment", file
 
 
-def _program_files(stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]]:
-    """Lists files of workflows, and of the user's own losses, advantages and maps."""
+def _program_files(
+    stages: Sequence[CompiledStage], *, workflows: bool
+) -> Iterator[tuple[str, Path]]:
+    """Lists files of the user's own losses, advantages and maps, and of workflows if asked for."""
     for stage in stages:
-        found = [Path(stage.workflow.source.file)]
+        found = [Path(stage.workflow.source.file)] if workflows else []
         for node in stage.graph.nodes:
             specs = [value for _, value in node.attrs if isinstance(value, Spec)]
             references = [getattr(spec, "function", None) for spec in specs]
@@ -243,6 +252,17 @@ def _program_files(stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]
         for file in found:
             if _is_user_module(file):
                 yield "workflow" if stage is stages[-1] else f"stage.{stage.name}.workflow", file
+
+
+def worker_files(config: RunConfig, stages: Sequence[CompiledStage]) -> list[Path]:
+    """Returns the user's Python files that workers run, with what they import, as absolute paths.
+
+    These are files of rewards, environments, losses, advantages and maps. inputs.json has their
+    checksums.
+    """
+    named = (*_role_files(config, stages), *_program_files(stages, workflows=False))
+    files = [each for _, file in named for each in (file, *imported_files(file))]
+    return sorted({file.resolve() for file in files if file.is_file()})
 
 
 def _file_of(reference: str) -> Path | None:

@@ -33,6 +33,7 @@ from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.transfer.weight_folders import WeightFolders
+from flowrl.specs.user_functions import COPIES
 
 __all__ = ["VISIBLE_DEVICES", "WorkerActor", "file_bytes"]
 
@@ -131,16 +132,23 @@ class WorkerActor:
         target: The worker as `module:function`; the function takes a `Mailbox`.
         folder: Working folder of the run, which relative paths of the user's files are of.
         path: Folders in which the run finds modules.
+        copied: True if the working folder, in which Ray starts this process, has the user's files.
     """
 
-    def __init__(self, target: str, folder: str, path: Sequence[str]) -> None:
+    def __init__(self, target: str, folder: str, path: Sequence[str], copied: bool = False) -> None:
         # Before any library is there that looks for accelerators.
         for kind, ids in ray.get_runtime_context().get_accelerator_ids().items():
             if ids and kind in VISIBLE_DEVICES:
                 os.environ[VISIBLE_DEVICES[kind]] = ",".join(ids)
+        places = [folder]
+        if copied:
+            os.environ[COPIES] = here = os.getcwd()  # noqa: PTH109
+            copies = [str(Path(here, *Path(entry).parts[1:])) for entry in (folder, *path)]
+            places, path = [folder, copies[0]], [*path, *filter(os.path.isdir, copies)]
         sys.path += [entry for entry in path if entry not in sys.path]
-        if Path(folder).is_dir():  # on a node without it, whoever needs a file of it says so
-            os.chdir(folder)
+        # On a node without the run's folder, whoever needs another file of it says so.
+        if (place := next(filter(os.path.isdir, places), None)) is not None:
+            os.chdir(place)
         # What libraries print reaches the run's standard error: its output is the command's.
         os.dup2(2, 1)
         self._printed = _printed()

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from flowrl.runtime.ray_access import ADDRESS, AUTH_MODE, require_listening, use_token, why_refused
@@ -59,6 +61,7 @@ class RayCluster:
     Args:
         limits: How long it may take to give places, and an accelerator; those of a run.
         logs: Get what actors print; by default it is written nowhere.
+        files: The user's Python files that workers run, as absolute paths; each node gets a copy.
 
     Attributes:
         places: Places of the workers.
@@ -68,14 +71,21 @@ class RayCluster:
         BackendError: it cannot be joined or started.
     """
 
-    def __init__(self, limits: RuntimeConfig | None = None, logs: WorkerLogs | None = None) -> None:
+    def __init__(
+        self,
+        limits: RuntimeConfig | None = None,
+        logs: WorkerLogs | None = None,
+        files: Sequence[Path] = (),
+    ) -> None:
         self._limits = limits or RuntimeConfig()
         self._logs = logs or WorkerLogs()
         self._objects: dict[Path, Any] = {}
         self._holders: list[Any] = []
         self._joined = not ray.is_initialized()  # else a program that runs flowrl has done it
+        self._copied = self._joined and bool(files)
         if self._joined:
-            _join()
+            with _copies(files) as folder:
+                _join(folder)
         try:
             if AUTH_MODE not in os.environ:
                 _refuse_open_cluster()
@@ -127,7 +137,7 @@ class RayCluster:
             num_gpus=resources.pop("GPU", 0),
             resources=resources,
             scheduling_strategy=strategy,
-        ).remote(target, str(Path.cwd()), path)
+        ).remote(target, str(Path.cwd()), path, self._copied)
         log = partial(self._logs.write, numbered)
         return ActorChannel(actor, self.node, self._put, log, deliver)
 
@@ -188,8 +198,25 @@ class RayCluster:
                 ray.shutdown()
 
 
-def _join() -> None:
+@contextmanager
+def _copies(files: Sequence[Path]) -> Iterator[Path | None]:
+    """Yields a folder with copies of files, by their paths from the root; None without files."""
+    if not files:
+        yield None
+        return
+    with TemporaryDirectory(prefix="flowrl-files-") as folder:
+        for file in files:
+            copy = Path(folder, *file.parts[1:])
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        yield Path(folder)
+
+
+def _join(folder: Path | None) -> None:
     """Joins the cluster at the address of the environment, or starts one.
+
+    Args:
+        folder: What becomes the working folder of workers, on every node.
 
     Raises:
         BackendError: it cannot be joined or started.
@@ -210,6 +237,7 @@ def _join() -> None:
                 address=address or "local",
                 namespace=f"flowrl-{secrets.token_hex(4)}",
                 logging_level=logging.ERROR,
+                runtime_env={} if folder is None else {"working_dir": str(folder)},
                 **({} if address else {"include_dashboard": False}),
             )
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as reason:

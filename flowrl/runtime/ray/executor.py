@@ -2,7 +2,8 @@
 
 A plan is one for this machine, as the local executor runs it; what it places in processes of their
 own is in actors of the cluster, wherever Ray has room. Actors get models and weights as objects,
-so nodes share no files for them; the user's own files must be at the same paths on each node.
+so nodes share no files for them. Files of rewards, environments, losses and maps go to each node by
+Ray's runtime environment.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flowrl.errors import ConfigError, PlanError
 from flowrl.ids import EngineId, RoleName, engine_id
 from flowrl.plan.local import engines_of
 from flowrl.plan.schema import Placement
+from flowrl.runtime.checkpoint.run_files import worker_files
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -42,6 +44,7 @@ class RayExecutor(LocalExecutor):
     def __init__(self, runtime: RuntimeConfig) -> None:
         super().__init__(runtime)
         self._own_devices: dict[str, str] = {}
+        self._files: Sequence[Path] = ()
 
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`."""
@@ -60,10 +63,11 @@ class RayExecutor(LocalExecutor):
     def _cluster(self) -> RayCluster:
         from flowrl.runtime.ray.cluster import RayCluster
 
-        return RayCluster(self._runtime, self._logs)
+        return RayCluster(self._runtime, self._logs, self._files)
 
     def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`: reserves the places of all engines, for the whole run."""
+        self._files = worker_files(config, stages)
         used = {device for stage in stages for p in stage.plan.placements for device in p.devices}
         for device in sorted(device for device in used if _type_of(device) in _KINDS):
             own = self._cluster.own_device(_KINDS[_type_of(device)], device)
