@@ -21,6 +21,7 @@ cd -- @{folder}
 
 token=$(mktemp -p "$PWD" .flowrl-token-XXXXXX)  # which all nodes read
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # at the end nothing is left to wait for
 started=()
 end() {
     kill "${started[@@]}" 2> /dev/null || true

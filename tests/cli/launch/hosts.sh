@@ -12,6 +12,7 @@ cd -- '/data/o'"'"'brien & co'
 
 token=$(mktemp)
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # at the end nothing is left to wait for
 started=()
 end() {
     kill "${started[@]}" 2> /dev/null || true
