@@ -11,6 +11,7 @@ import pytest
 
 from flowrl.backend.environment import EnvironmentContext, EpisodeStart, Observation
 from flowrl.config.rewards import RewardsConfig
+from flowrl.config.schema import RuntimeConfig
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.ray.executor import RayExecutor
 from tests.ray.test_ray_runs import DEADLINE_S, GUESS, request
@@ -37,7 +38,7 @@ def test_workers_run_the_files_of_the_session_and_not_those_of_the_user(tmp_path
     (folder / "mine.py").write_text(REWARD)
     (folder / "beside.py").write_text("SCORE = 0.25\n")
     (folder / "game.py").write_text(Path(GUESS.rpartition(":")[0]).read_text())
-    executor = RayExecutor()
+    executor = RayExecutor(RuntimeConfig())
     executor._files = sorted(folder.iterdir())
     terms = [
         {"kind": "python", "name": name, "function": f"{folder / 'mine.py'}:{name}"}
