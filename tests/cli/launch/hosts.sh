@@ -18,13 +18,18 @@ end() {
     kill "${started[@]}" 2> /dev/null || true
     wait
     rm -f -- "$token"
+    # Ray notes here which cluster later programs join, and leaves the note.
+    if grep -qsx "${address-}" /tmp/ray/ray_current_cluster; then
+        rm -f /tmp/ray/ray_current_cluster
+    fi
 }
 trap end EXIT
 
 # On every machine but the first, over ssh: standard input has the token, and ends with the script.
 if [ "${1-}" = --join ]; then
     head -n 1 > "$token"
-    ray start --address="$2" --disable-usage-stats --block < /dev/null &
+    address=$2
+    ray start --address="$address" --disable-usage-stats --block < /dev/null &
     started+=($!)
     cat > /dev/null
     exit

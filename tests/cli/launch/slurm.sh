@@ -28,6 +28,10 @@ end() {
     kill "${started[@]}" 2> /dev/null || true
     wait
     rm -f -- "$token"
+    # Ray notes here which cluster later programs join, and leaves the note.
+    if grep -qsx "${address-}" /tmp/ray/ray_current_cluster; then
+        rm -f /tmp/ray/ray_current_cluster
+    fi
 }
 trap end EXIT
 
