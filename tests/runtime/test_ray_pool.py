@@ -304,6 +304,7 @@ def test_a_real_cluster_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     ray.init(
+        address="local",
         num_cpus=2,
         num_gpus=8,
         resources={"accelerator_type:H100": 1},
