@@ -50,8 +50,6 @@ LIMIT_S = 400.0
 """Seconds in which a run ends, whatever happens to it."""
 MAX_RESUMES = 2
 TIMED_OUT = 124
-_LAST_SHARE = 0.9
-"""Runs differ in how often they come to a moment, so that the last ones may not be there."""
 PROGRAMS = ("single", "episodes", "async")
 VICTIMS = {
     "local": ("driver", "engine", "scorer"),
@@ -202,12 +200,18 @@ class Chaos:
             config=config_of(kill.program, kill.executor, runs),
             victim=kill.victim,
             moment=kill.moment,
-            number=1 + int(_LAST_SHARE * kill.share * total),
+            number=1 + int(kill.share * total),
             choice=kill.choice,
         )
         began, shared = time.monotonic(), kill.victim != "raylet"
         code, text = self._run(order, shared)
         report = _report(order)
+        while not (code or report.killed) and order.number > 1:
+            # Runs differ in how often they come to a moment, so that the last may not be there.
+            shutil.rmtree(runs)
+            order = replace(order, number=order.number // 2)
+            code, text = self._run(order, shared)
+            report = _report(order)
         followed, violations = _ending(code, report, text), []
         if not report.killed:
             violations.append(f"it ended before the kill: {text[-300:]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,7 +89,9 @@ def test_a_node_that_died_is_an_error_before_its_store_is_used(
         node = OwnNode()
         accepted, _ = raylet.accept()
         with accepted:
-            assert node.put(1) == ("put", 1)
+            with ThreadPoolExecutor(4) as threads:
+                found = list(threads.map(node.put, range(200)))
+            assert found == [("put", number) for number in range(200)]
     with pytest.raises(WorkerDied, match="the Ray node of this process died"):
         node.put(1)
     node.close()

@@ -7,7 +7,6 @@ has died is an error like that of any other worker. What Ray does between the tw
 
 from __future__ import annotations
 
-import select
 import socket
 from typing import Any
 
@@ -27,16 +26,15 @@ class OwnNode:
         # Nothing is sent over it: it ends with the node.
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(path)
-        self._ended = select.poll()
-        self._ended.register(self._connection, select.POLLIN)
+        self._connection.setblocking(False)
 
     def require_alive(self) -> None:
-        """Checks that the node is there.
+        """Checks that the node is there; in any thread.
 
         Raises:
             WorkerDied: it has died.
         """
-        if self._ended.poll(0):
+        if self._has_ended():
             raise WorkerDied(
                 "the Ray node of this process died",
                 where="executor=ray",
@@ -44,6 +42,15 @@ class OwnNode:
                 hint="see what Ray prints on standard error; is there memory enough? `flowrl run "
                 "--resume RUN` goes on from the last checkpoint",
             )
+
+    def _has_ended(self) -> bool:
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def put(self, value: object) -> Any:
         """Returns the reference to an object that is put into the store.
