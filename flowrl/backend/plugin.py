@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 __all__ = [
     "GIVEN_PER_SLOT",
+    "PROTOCOL",
     "BackendStatus",
     "Capabilities",
     "Head",
@@ -112,11 +113,18 @@ is filled at once. The same number of episodes is in flight: one generates while
 its environment. Plans, predictions and simulations assume it too."""
 
 
+PROTOCOL = 1
+"""The version of the plug-in protocols. A plug-in that needs a later one says so with the attribute
+`protocol`; one without it is of version 1. What a later version adds has defaults, so that older
+plug-ins go on."""
+
+
 @runtime_checkable
 class Plugin(Protocol):
     """The object that an entry point of `flowrl.backends` names.
 
-    Its module imports nothing heavy: the `open_*` methods import the library and open workers.
+    Its module imports nothing heavy: the `open_*` methods import the library and open workers. The
+    attribute `protocol` is optional; see `PROTOCOL`.
     """
 
     @property

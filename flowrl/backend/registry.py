@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.backend.plugin import Capabilities, Plugin
+from flowrl.backend.pair import Pair
+from flowrl.backend.plugin import PROTOCOL, Capabilities, Plugin
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError
 
@@ -43,7 +44,7 @@ class Found:
 
 
 def find(name: str, *, where: str | None = None) -> Plugin:
-    """Returns the plug-in called `name`.
+    """Returns the plug-in called `name`; of `a+b` the trainer of `a` with the engine of `b`.
 
     Args:
         where: The config key that names it, for messages.
@@ -52,6 +53,9 @@ def find(name: str, *, where: str | None = None) -> Plugin:
         BackendError: No distribution declares it (with the nearest name), more than one does, its
             import fails, or it does not satisfy `Plugin`.
     """
+    trains, _, generates = name.partition("+")
+    if generates:
+        return Pair(find(trains, where=where), find(generates, where=where), where)
     return _load(find_entry(GROUP, name, kind="backend", error=BackendError, where=where))
 
 
@@ -91,6 +95,12 @@ def _load(entry: Entry) -> Plugin:
 
 def _problem(entry: Entry, candidate: object) -> str | None:
     """Returns why `candidate` is no `Plugin`, in one sentence; None if it is one."""
+    version = getattr(candidate, "protocol", 1)
+    if version != 1 and (not isinstance(version, int) or not 1 <= version <= PROTOCOL):
+        return (
+            f"it is written for protocol {version!r}, and this flowrl has protocol {PROTOCOL}; "
+            "install a newer flowrl or an older plug-in"
+        )
     if isinstance(candidate, type):
         return f"{entry.target} is the class {candidate.__name__}, not an instance of it"
     missing = []

@@ -131,7 +131,7 @@ def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, 
     trained = {node.role for graph in programs for node in graph.of_op(Op.UPDATE)}
     for name, role in roles.items():
         other = role.copy_of
-        if other is None or other not in roles or roles[other].backend != role.backend:
+        if other is None or other not in roles or roles[other].plugin != role.plugin:
             continue
         if name not in trained and role.dtype in ("auto", roles[other].dtype):
             copies[name] = other

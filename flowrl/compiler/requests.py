@@ -131,7 +131,7 @@ def _role_request(
     own_model = _has_model(kinds, name) and config.copy_of is None
     return RoleRequest(
         name=name,
-        backend=config.backend,
+        backend=config.plugin,
         capabilities=role_backends.plugin(name).capabilities,
         shape=role_backends.shape(name) if own_model else None,
         head="lm" if kind is None else head_of(kind),

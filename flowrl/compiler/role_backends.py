@@ -100,9 +100,9 @@ class RoleBackends:
         Raises:
             BackendError: no such backend, or a broken one.
         """
-        backend = self.roles[role].backend
+        backend = self.roles[role].plugin
         if backend not in self._plugins:
-            key = f"roles.{role}.backend"
+            key = f"roles.{role}.{'engine' if self.roles[role].engine else 'backend'}"
             self._plugins[backend] = find(backend, where=self.loaded.where(key))
         return self._plugins[backend]
 

@@ -142,7 +142,7 @@ def _named(kind: RoleKind) -> str:
 def _check_backend(
     role_backends: RoleBackends, stage: LoweredStage, name: str, kind: RoleKind
 ) -> None:
-    backend = role_backends.roles[name].backend
+    backend = role_backends.roles[name].plugin
     capabilities = role_backends.plugin(name).capabilities
     where = f"{stage.workflow.source} and {role_backends.loaded.where(f'roles.{name}.backend')}"
     if not capabilities.services & set(_SERVICES[kind]):
@@ -242,7 +242,7 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
                 yield node_error(
                     node,
                     f"{node.id} asks {role} to {what}, which backend "
-                    f"{role_backends.roles[role].backend!r} cannot",
+                    f"{role_backends.roles[role].plugin!r} cannot",
                     found=f"it can {', '.join(sorted(known)) or 'do no such thing'}",
                     expected=f"roles.{role}.backend that declares {ability}: "
                     + _backends(partial(_can, ability, declared)),

@@ -118,6 +118,7 @@ class RoleConfig(Section):
 
     Attributes:
         backend: Name of a plug-in (`flowrl backends`).
+        engine: Name of the plug-in that generates; by default `backend` does.
         model: A Hugging Face model folder, or a new model; none for scorers and for a role that
             begins as a copy of another one (`copy_of`). The path of a `config.json` alone can be
             planned and simulated, not run.
@@ -141,6 +142,7 @@ class RoleConfig(Section):
     """
 
     backend: str = "torch"
+    engine: str | None = None
     model: ModelSource | None = None
     copy_of: str | None = None
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
@@ -154,11 +156,18 @@ class RoleConfig(Section):
     options: Args = Field(default_factory=dict)
     timeout_s: Float = Field(default=60.0, gt=0)
 
+    @property
+    def plugin(self) -> str:
+        """The name of the plug-in that trains and generates: `backend`, or `backend+engine`."""
+        return (
+            self.backend if self.engine in (None, self.backend) else f"{self.backend}+{self.engine}"
+        )
+
     @model_validator(mode="after")
     def _environments_have_no_model(self) -> RoleConfig:
         if self.environment is None and self.options:
             raise ValueError("options are of an environment, and this role has none")
-        for key in ("model", "copy_of", "tokenizer", "optimizer"):
+        for key in ("engine", "model", "copy_of", "tokenizer", "optimizer"):
             if self.environment is not None and getattr(self, key) is not None:
                 raise ValueError(f"a role with an environment has no {key}")
         return self

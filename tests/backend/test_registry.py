@@ -117,6 +117,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all_others(install: In
         (GOOD + "\nGood.name = 'other'", "plugin", "it calls itself 'other'"),
         (GOOD + "\nGood.capabilities = {}", "plugin", "its capabilities are a dict"),
         (GOOD + "\nGood.name = property(lambda s: 1 / 0)", "plugin", "raises ZeroDivisionError"),
+        (GOOD + "\nGood.protocol = 2", "plugin", "it is written for protocol 2, and this flowrl"),
     ],
 )
 def test_a_broken_plugin_is_named_with_its_distribution(
@@ -158,3 +159,31 @@ def test_the_first_party_backends_are_declared() -> None:
     names = {item.name: item.distribution for item in available()}
     assert names["torch"] == "flowrl"
     assert names["verify"] == "flowrl"
+
+
+def test_a_plugin_may_say_the_version_of_its_protocol(install: Install) -> None:
+    install("acme-engine", "good", GOOD + "\nGood.protocol = 1")
+    assert find("good").name == "good"
+
+
+def test_a_trainer_with_another_engine_has_what_both_can(install: Install) -> None:
+    engine = GOOD.replace("Service.SCORE", "Service.GENERATE").replace(
+        'devices=frozenset({"cpu"})', 'devices=frozenset({"cpu"}), abort=True, sleep=True'
+    )
+    install("acme-engine", "good", engine)
+    pair = find("torch+good")
+    assert isinstance(pair, Plugin)
+    assert pair.name == "torch+good"
+    can = pair.capabilities
+    assert can.services == {"generate", "train"}
+    assert (can.devices, can.dtypes) == ({"cpu"}, {"float32"})
+    assert (can.abort, can.sleep, can.resume, can.shares_weights) == (True, True, False, False)
+    assert can.heads == find("torch").capabilities.heads
+
+
+def test_a_pair_of_which_one_lacks_its_service_is_refused(install: Install) -> None:
+    install("acme-engine", "good", GOOD)
+    with pytest.raises(BackendError, match="backend 'good' cannot generate") as caught:
+        find("torch+good", where="roles.actor.engine")
+    assert caught.value.where == "roles.actor.engine"
+    assert caught.value.found == "it offers score"

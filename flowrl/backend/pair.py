@@ -1,0 +1,86 @@
+"""A trainer of one plug-in and an engine of another, as one plug-in: `torch+mine`.
+
+`roles.NAME.engine` makes such a pair. Weights reach the engine as a folder that the trainer writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flowrl.backend.plugin import BackendStatus, Plugin, Service
+from flowrl.errors import BackendError
+
+if TYPE_CHECKING:
+    from flowrl.backend.environment import Environment, EnvironmentContext
+    from flowrl.backend.protocols import (
+        GenerateBackend,
+        PolicyContext,
+        ScoreBackend,
+        ScoreContext,
+        TrainBackend,
+    )
+
+__all__ = ["Pair"]
+
+
+class Pair:
+    """See the module; of each capability it has what both plug-ins need it for.
+
+    Args:
+        trains: The plug-in of the trainer.
+        generates: The plug-in of the engine.
+        where: The config key, for messages.
+
+    Raises:
+        BackendError: One of them does not offer its service.
+    """
+
+    def __init__(self, trains: Plugin, generates: Plugin, where: str | None = None) -> None:
+        self.name = f"{trains.name}+{generates.name}"
+        self._trains, self._generates = trains, generates
+        for plugin, service in ((trains, Service.TRAIN), (generates, Service.GENERATE)):
+            offered = plugin.capabilities.services
+            if service not in offered:
+                raise BackendError(
+                    f"backend {plugin.name!r} cannot {service}",
+                    where=where,
+                    found=f"it offers {', '.join(sorted(offered)) or 'nothing'}",
+                    expected="a trainer in roles.NAME.backend, an engine in roles.NAME.engine",
+                    hint="`flowrl backends` lists what each one offers",
+                )
+        of_trainer, of_engine = trains.capabilities, generates.capabilities
+        self.capabilities = replace(
+            of_trainer,
+            services=frozenset({Service.TRAIN, Service.GENERATE}),
+            devices=of_trainer.devices & of_engine.devices,
+            dtypes=of_trainer.dtypes & of_engine.dtypes,
+            layouts=of_trainer.layouts & of_engine.layouts,
+            abort=of_engine.abort,
+            resume=of_engine.resume,
+            sleep=of_engine.sleep,
+            shares_weights=False,
+            grammars=of_engine.grammars,
+            repeats_truncation=of_trainer.repeats_truncation & of_engine.repeats_truncation,
+        )
+
+    def check(self) -> BackendStatus:
+        """Returns the status of the first of both that cannot be used here."""
+        first, second = self._trains.check(), self._generates.check()
+        return second if first.usable else first
+
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
+        """Opens the engine, with weights of its own."""
+        return self._generates.open_generate(context, None)
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        """Opens the trainer."""
+        return self._trains.open_train(context)
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        """Opens the trainer's scorer."""
+        return self._trains.open_score(context)
+
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        """Opens the trainer's environment."""
+        return self._trains.open_environment(context)
