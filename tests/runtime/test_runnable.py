@@ -91,7 +91,6 @@ def split_samples(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
 @pytest.mark.parametrize(
     ("workflow", "train", "says"),
     [
-        (split_prompts, {"max_staleness": 1}, "a number of prompts that differs between steps"),
         (split_prompts, {"refill": True}, "takes some of a step's prompts"),
         (split_samples, {"max_staleness": 1}, "verifier.score .* what is known when the batch is"),
     ],
