@@ -34,7 +34,6 @@ from flowrl.errors import (
 )
 from flowrl.graph import Graph
 from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
-from flowrl.program.buffers import replay
 from flowrl.program.children import mean_of_children, parent, prompts_of
 from flowrl.program.formulas import log, weighted_sum
 from flowrl.program.formulas import map_of as map  # noqa: A004  (read as fl.map)
@@ -54,7 +53,7 @@ from flowrl.program.judging import parse, win_rate
 from flowrl.program.policy import Policy, interact
 from flowrl.program.registry import load_workflow
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
-from flowrl.program.sets import Examples, Pairs, concat, pair, where
+from flowrl.program.sets import Examples, Pairs, concat, pair, replay, where
 from flowrl.program.sums import sum_of as sum  # noqa: A004  (read as fl.sum)
 from flowrl.program.sums import term
 from flowrl.program.tracer import is_eager

@@ -13,8 +13,7 @@ from flowrl.graph.ir import (
     format_attr,
     format_graph,
 )
-from flowrl.graph.sample_sets import results, sample_sets
-from flowrl.graph.score_sources import score_source, scoring_nodes
+from flowrl.graph.sample_sets import results, sample_sets, score_source, scoring_nodes
 from flowrl.graph.serialization import graph_from_json, graph_to_json
 from flowrl.graph.verify import problems, verify
 

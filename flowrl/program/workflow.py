@@ -16,12 +16,14 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import overload
 
 from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph, Op
 from flowrl.graph.verify import verify
 from flowrl.program.parameters import (
+    ROLE_KINDS,
     Argument,
     DataParameter,
     RoleParameter,
@@ -29,11 +31,14 @@ from flowrl.program.parameters import (
     bind_roles,
     read_parameters,
 )
+from flowrl.program.roles import Role
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
-from flowrl.program.user_errors import program_error
 from flowrl.specs import Scalar
 from flowrl.specs.base import CountFromZero, refusal
-from flowrl.user_lines import definition_of, trace_error
+from flowrl.specs.names import missing_name
+from flowrl.synonyms import meanings
+from flowrl.user_lines import definition_of, explained, trace_error
+from flowrl.wording import listing, suggestion
 
 
 class Workflow:
@@ -169,7 +174,8 @@ class Workflow:
 
     def raised(self, error: Exception) -> TraceError:
         """Returns the message for an error of the user's own program."""
-        return program_error(f"workflow '{self.name}'", error, otherwise=str(self.source))
+        message = explained(f"workflow '{self.name}'", error, otherwise=str(self.source))
+        return message if not isinstance(error, AttributeError) else _with_names(message, error)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Inside another workflow: its operations become part of that one's graph.
@@ -236,6 +242,25 @@ class Workflow:
                     expected=parameter.expected,
                     hint="pass such a value",
                 )
+
+
+def _with_names(message: TraceError, error: AttributeError) -> TraceError:
+    """Adds to a message what a role or a module of flowrl has in place of what was asked."""
+    owner, asked = error.obj, str(error.name)
+    if isinstance(owner, Role):
+        names = owner.operations()
+        message.what = f"{owner.described} is {owner.kind}, which has no '{asked}'"
+        message.expected = f"one of {listing(names)}" if names else "fl.interact(actor, game, ...)"
+        having = [f"fl.{kind.__name__}" for kind in ROLE_KINDS if asked in kind.operations()]
+        annotate = f"annotate it {owner.name}: {' or '.join(having)}" if having else None
+        meant = next(iter(meanings("role", asked)), asked)
+        message.hint = suggestion(meant, names) or annotate or message.hint
+    elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
+        missing = missing_name(owner.__name__, asked, getattr(owner, "__all__", dir(owner)))
+        message.what = missing.what
+        message.expected = f"one of {listing(missing.names)}"
+        message.hint = missing.hint or "write one of them"
+    return message
 
 
 @overload

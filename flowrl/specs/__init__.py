@@ -6,14 +6,12 @@ The bases and the most used classes can be imported from here, and every class f
 from flowrl.specs.advantage import AdvantageSpec, GroupRelative
 from flowrl.specs.attributes import AdamW, FinishReason, Sampling
 from flowrl.specs.base import Scalar, Spec, spec_from_json
-from flowrl.specs.filters import FilterSpec, SelectSpec
+from flowrl.specs.filters import FilterSpec, Replay, RowCondition, SelectSpec
 from flowrl.specs.grammar import Grammar
 from flowrl.specs.kl import KL
 from flowrl.specs.loss import CrossEntropy, LossSpec, OwnLoss, PolicyClip
 from flowrl.specs.maps import MapSpec
 from flowrl.specs.prompts import PromptsSpec
-from flowrl.specs.replay import Replay
-from flowrl.specs.rows import RowCondition
 
 __all__ = [
     "KL",
