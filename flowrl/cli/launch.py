@@ -99,8 +99,12 @@ def run(config: Path, overrides: Sequence[str], options: LaunchOptions) -> None:
     compiled = api.compile(None, config, overrides=planned, runs=False)
     words = [word for word in overrides if not word.startswith(("executor=", "cluster="))]
     needs = _needs(compiled, config, words)
-    for line in _warnings(compiled):
-        print(f"warning: {line}", file=sys.stderr)
+    if any(stage.plan.schedule is not None for stage in compiled.stages):
+        print(
+            "warning: the executor does not run plans over many devices: the run takes one device "
+            "for the models that it trains, and one for each engine (roles.ROLE.num_engines)",
+            file=sys.stderr,
+        )
     file = options.output or Path("FILE")
     bin_folder = Path(sys.executable).parent
     if options.hosts is not None:
@@ -174,16 +178,6 @@ def _needs(compiled: Compiled, config: Path, words: Sequence[str]) -> Needs:
     )
 
 
-def _warnings(compiled: Compiled) -> list[str]:
-    """Returns what the run will do otherwise than the plan says."""
-    if all(stage.plan.schedule is None for stage in compiled.stages):
-        return []
-    return [
-        "the executor does not run plans over many devices: the run takes one device for the "
-        "models that it trains, and one for each engine (roles.ROLE.num_engines)"
-    ]
-
-
 def _hosts_in(file: Path) -> list[str]:
     """Returns the hosts of a file, one a line; `#` begins a comment.
 
@@ -222,15 +216,17 @@ def _hosts_in(file: Path) -> list[str]:
 
 
 def _filled(template: str, needs: Needs, bin_folder: Path, **values: object) -> str:
-    run_text = _Text((_TEMPLATES / "run.sh").read_text(encoding="utf-8")).substitute()
-    return _Text((_TEMPLATES / template).read_text(encoding="utf-8")).substitute(
-        values,
-        bin=shlex.quote(str(bin_folder)),
-        folder=shlex.quote(str(needs.folder)),
-        words=shlex.join(needs.words),
-        num_nodes=values.get("num_nodes", needs.num_nodes),
-        run=run_text.rstrip("\n"),
-    )
+    names = {
+        "num_nodes": needs.num_nodes,
+        "bin": shlex.quote(str(bin_folder)),
+        "folder": shlex.quote(str(needs.folder)),
+        "words": shlex.join(needs.words),
+        **values,
+    }
+    for part in ("begin", "run", template):
+        text = (_TEMPLATES / f"{part}.sh").read_text(encoding="utf-8")
+        names[part] = _Text(text).substitute(names).rstrip("\n")
+    return f"{names[template]}\n"
 
 
 def hosts_script(needs: Needs, hosts: Sequence[str], bin_folder: Path) -> str:
@@ -248,12 +244,13 @@ def hosts_script(needs: Needs, hosts: Sequence[str], bin_folder: Path) -> str:
             hint="add hosts, or plan for a smaller cluster (cluster=FILE)",
         )
     return _filled(
-        "hosts.sh",
+        "hosts",
         needs,
         bin_folder,
         machines=" ".join(hosts),
-        hosts=shlex.join(hosts[1:]),
+        others=shlex.join(hosts[1:]),
         num_nodes=len(hosts),
+        token_folder="/tmp",
         port=_PORT,
     )
 
@@ -262,9 +259,10 @@ def slurm_script(needs: Needs, bin_folder: Path) -> str:
     """Returns the batch script for Slurm."""
     option = {"cuda": "--gpus-per-node=", "npu": "--gres=npu:"}.get(needs.kind)
     return _filled(
-        "slurm.sh",
+        "slurm",
         needs,
         bin_folder,
+        token_folder='"$PWD"',  # which all nodes read
         name=re.sub(r"[^A-Za-z0-9._-]+", "-", needs.name).strip("-") or "flowrl",
         num_cpus=needs.num_cpus,
         accelerators=f"#SBATCH {option}{needs.accelerators}\n" if option else "",

@@ -4,26 +4,7 @@
 #     bash FILE --resume RUN        go on with a run
 # This file and the folder of the run are at the same paths on every machine, and ssh asks for no
 # password. Machines: @{machines}
-set -euo pipefail
-umask 077
-export PATH=@{bin}:"$PATH"
-script=$(printf %q "$(realpath -- "$0")")
-cd -- @{folder}
-
-token=$(mktemp)
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
-export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # at the end nothing is left to wait for
-started=()
-end() {
-    kill "${started[@@]}" 2> /dev/null || true
-    wait
-    rm -f -- "$token"
-    # Ray notes here which cluster later programs join, and leaves the note.
-    if grep -qsx "${address-}" /tmp/ray/ray_current_cluster; then
-        rm -f /tmp/ray/ray_current_cluster
-    fi
-}
-trap end EXIT
+@{begin}
 
 # On every machine but the first, over ssh: standard input has the token, and ends with the script.
 if [ "${1-}" = --join ]; then
@@ -42,7 +23,7 @@ address=$ip:@{port}
 ray start --head --node-ip-address="$ip" --port=@{port} --include-dashboard=false \
     --disable-usage-stats --block &
 started+=($!)
-for host in @{hosts}; do
+for host in @{others}; do
     ssh -o BatchMode=yes -- "$host" "bash $script --join $address" \
         < <(exec tail --pid=$$ -n +1 -f -- "$token") &
     started+=($!)

@@ -13,27 +13,9 @@
 #     sbatch --partition=NAME --time=HH:MM:SS FILE --resume RUN     go on with a run
 # The folder of the run is at the same path on every node. Five minutes before the time is over, the
 # run writes a checkpoint and ends.
-set -euo pipefail
-umask 077
-export PATH=@{bin}:"$PATH"
-cd -- @{folder}
+@{begin}
+
 [ $# -gt 0 ] || set -- @{words}
-
-token=$(mktemp -p "$PWD" .flowrl-token-XXXXXX)  # which all nodes read
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
-export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # at the end nothing is left to wait for
-started=()
-end() {
-    kill "${started[@@]}" 2> /dev/null || true
-    wait
-    rm -f -- "$token"
-    # Ray notes here which cluster later programs join, and leaves the note.
-    if grep -qsx "${address-}" /tmp/ray/ray_current_cluster; then
-        rm -f /tmp/ray/ray_current_cluster
-    fi
-}
-trap end EXIT
-
 python -c 'import secrets; print(secrets.token_hex(32))' > "$token"
 ip=$(hostname -I | awk '{ print $1 }')  # another one where nodes talk over another network
 port=$((20000 + SLURM_JOB_ID % 20000))  # several jobs may share a node

@@ -10,7 +10,7 @@ export PATH='/opt/flow rl/bin':"$PATH"
 script=$(printf %q "$(realpath -- "$0")")
 cd -- '/data/o'"'"'brien & co'
 
-token=$(mktemp)
+token=$(mktemp -p /tmp .flowrl-token-XXXXXX)
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # at the end nothing is left to wait for
 started=()

@@ -17,10 +17,10 @@
 set -euo pipefail
 umask 077
 export PATH='/opt/flow rl/bin':"$PATH"
+script=$(printf %q "$(realpath -- "$0")")
 cd -- '/data/o'"'"'brien & co'
-[ $# -gt 0 ] || set -- 'my configs/a$b.yaml' 'name=it'"'"'s `new`' executor=ray
 
-token=$(mktemp -p "$PWD" .flowrl-token-XXXXXX)  # which all nodes read
+token=$(mktemp -p "$PWD" .flowrl-token-XXXXXX)
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # at the end nothing is left to wait for
 started=()
@@ -35,6 +35,7 @@ end() {
 }
 trap end EXIT
 
+[ $# -gt 0 ] || set -- 'my configs/a$b.yaml' 'name=it'"'"'s `new`' executor=ray
 python -c 'import secrets; print(secrets.token_hex(32))' > "$token"
 ip=$(hostname -I | awk '{ print $1 }')  # another one where nodes talk over another network
 port=$((20000 + SLURM_JOB_ID % 20000))  # several jobs may share a node
