@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -480,6 +481,32 @@ def status(run: RunPath, json: Json = False, debug: Debug = False) -> None:
 
     report = report_of(run)
     print(encode_json(report.to_json()) if json else report, end="" if json else "\n")
+
+
+@app.command()
+def scale(
+    run: RunPath,
+    target: Annotated[
+        str, typer.Argument(metavar="ROLE.generate=+N", help="Or =-N to leave, or =N in all.")
+    ],
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds to wait for the run.", min=1.0)
+    ] = 120.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Have engines join or leave a run that goes on."""
+    from dataclasses import asdict
+
+    from flowrl.files import encode_json
+    from flowrl.observe.scale_requests import ask_to_scale, read_target
+
+    answer = ask_to_scale(run, read_target(target), timeout)
+    if json:
+        print(encode_json(asdict(answer)), end="")
+    else:
+        print(answer.text, file=sys.stdout if answer.done else sys.stderr)
+    raise typer.Exit(0 if answer.done else 2)
 
 
 @app.command()

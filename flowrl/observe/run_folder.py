@@ -17,6 +17,7 @@
     status.json             what the run does now (flowrl.observe.run_status)
     logs/                   what each worker printed (flowrl.runtime.worker_logs)
     trace.json              what each worker did and when (flowrl.observe.trace)
+    requests/               requests of `flowrl scale`, and answers (flowrl.observe.scale_requests)
     lock                    held by the process that writes here
 
 One process writes at a time; its lock is freed by the system when the process dies. A

@@ -50,6 +50,7 @@ __all__ = [
     "asked_ahead",
     "default_choice",
     "engines_of",
+    "engines_that_fit",
     "local_choice",
     "local_choices",
     "memory_with_engines",
@@ -66,6 +67,9 @@ MANY = 8
 
 ENGINE_PROCESSES = "engine processes"
 """What they hold is called in a plan's memory."""
+
+MOST_ENGINES = 1024
+"""Engines of a role, as `roles.ROLE.num_engines` has it."""
 
 _OF_TRAINER = ("optimizer", "master weights", "gradients")
 
@@ -362,6 +366,22 @@ def over_budget(plan: PlacementPlan) -> str | None:
                 f"on {device.address}"
             )
     return None
+
+
+def engines_that_fit(plan: PlacementPlan, role: str) -> int:
+    """Returns how many engine processes of a role this machine has memory for, by the plan."""
+    number, most = engines_of(plan, role).processes, MOST_ENGINES
+    for device in plan.pool.devices:
+        peak = plan.prediction.peak(device.address)
+        held = sum(
+            part.nbytes
+            for part in (() if peak is None else peak.memory.parts)
+            if (part.role, part.name) == (role, ENGINE_PROCESSES)
+        )
+        if peak is not None and held:
+            free = device.budget_bytes - peak.memory.total
+            most = min(most, number + max(0, free * number // held))
+    return most
 
 
 def engines_of(plan: PlacementPlan, role: str) -> LocalEngines:

@@ -64,8 +64,13 @@ class Executor(Protocol):
         export: Callable[[Path], None],
         fallback: Path,
         cores: Sequence[int],
+        most: int,
     ) -> EngineFleet:
-        """Opens engines in processes of their own; see `EngineFleet`."""
+        """Opens engines in processes of their own; see `EngineFleet`.
+
+        Args:
+            most: Engines that this machine has memory for.
+        """
         ...
 
     def open_scorers(

@@ -96,6 +96,7 @@ class AsynchronousStage(Stage):
             report=report,
             fleets=fleets,
         )
+        self._trees = (self._tree,)
         self._call(lambda: thread.serve(self._tree))
 
     def _call(self, act: Callable[[], None]) -> None:

@@ -33,40 +33,8 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
 from flowrl.observe.run_status import RolloutStatus
-from flowrl.rollout.actions import (
-    Abort,
-    Action,
-    ContinueEngine,
-    Deliver,
-    Drop,
-    Judge,
-    NeedPrompts,
-    PauseEngine,
-    ReleaseEngine,
-    Score,
-    Submit,
-    UpdateEngine,
-    Wake,
-)
-from flowrl.rollout.events import (
-    BatchAsked,
-    DeadlineReached,
-    EngineJoined,
-    EngineLost,
-    EngineUpdated,
-    Event,
-    GroupsJudged,
-    HeartbeatLost,
-    ParentsDropped,
-    Progressed,
-    PromptsOffered,
-    Resumed,
-    RewardFailed,
-    SampleEnd,
-    SamplesFinished,
-    SamplesScored,
-    WeightsPublished,
-)
+from flowrl.rollout import actions as do
+from flowrl.rollout import events as ev
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.states import DropReason
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
@@ -98,7 +66,7 @@ __all__ = ["RolloutDriver"]
 
 
 _DECODE_S = 30.0
-"""The same for an in-process engine, which stops after a number of steps, however slow they are."""
+"""Seconds of a poll of an engine in this process, which stops after a number of steps anyway."""
 
 
 class RolloutDriver:
@@ -107,6 +75,7 @@ class RolloutDriver:
     Args:
         scheduler: The state machine; only this driver may step it.
         engines: Generating engines by id. One that fails is restarted if it is `Restartable`.
+        view: Returns an engine that joins later as this driver sees it.
         scorers: Scorers by role; a sample is scored when all of them have answered. Without any,
             samples have no score.
         reported: The role whose score is that of a sample; None if something later gives it.
@@ -124,6 +93,9 @@ class RolloutDriver:
         supply: Further prompts, for a scheduler that refills batches.
         unused: The value of `unused` when the scheduler was written; None with a new scheduler.
         journal: Receives every event before the scheduler does.
+
+    Attributes:
+        engine_failures: Which engines are broken or given up.
     """
 
     def __init__(
@@ -146,12 +118,15 @@ class RolloutDriver:
         grammar: Grammar | None = None,
         supply: PromptSupply | None = None,
         unused: UnusedSamples | None = None,
-        journal: Callable[[Event], None] | None = None,
+        journal: Callable[[ev.Event], None] | None = None,
+        view: Callable[[EngineId, GenerateBackend], GenerateBackend] = lambda name, engine: engine,
         clock: Clock = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.store = PayloadStore() if store is None else store
+        self._view = view
         self._engines = dict(engines)
+        self._leaving: set[EngineId] = set()
         self._scorers = dict(scorers)
         self._tokenizer = tokenizer
         self._group_size = group_size
@@ -167,17 +142,17 @@ class RolloutDriver:
         # The time of a resumed run goes on from that of the run before.
         self._began = clock() - scheduler.state.timers.now_s
         self._event = scheduler.last_event_id
-        self._pending: deque[Event] = deque()
+        self._pending: deque[ev.Event] = deque()
         # What each engine has, by attempt: one that was given up may answer after the next began.
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
         # Where a score may end other samples, no time is to tell which.
         at_once = bool(scheduler.settings.over_sampling.members)
-        at_once &= not any(isinstance(engine, Waitable) for engine in engines.values())
+        at_once &= not any(isinstance(engine, Waitable) for engine in self._engines.values())
         self._results = ScorerResults(self._scorers, reported, self.store, failures.score, at_once)
         self._outcomes = SampleOutcomes(self.store, unused)
         self._wake_s: float | None = None  # when the scheduler next needs the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
-        self._engine_failures = EngineFailures(self._engines)
+        self.engine_failures = EngineFailures(self._engines)
         self._offer_s = 0.0  # since the last batch was collected
         self.spent = Seconds()
         # Called with samples whose generation has ended; again where a reward is tried again.
@@ -185,17 +160,36 @@ class RolloutDriver:
         self.on_dropped: Callable[[SampleId], None] | None = None
         self._journal = journal
         if unused is not None:
-            self._emit(Resumed(**self._stamp()))
+            self._emit(ev.Resumed(**self._stamp()))
         for engine_id in self._engines:
-            self._join(engine_id)
+            self._report_join(engine_id)
 
     def unused(self) -> UnusedSamples:
         """Samples that no batch has used yet, and what no batch has reported."""
         return self._outcomes.unused()
 
-    def _join(self, engine_id: EngineId) -> None:
+    def join(self, engine_id: EngineId, engine: GenerateBackend) -> None:
+        """Gives samples to a further engine, which has the newest weights."""
+        self._engines[engine_id] = self._view(engine_id, engine)
+        self._running[engine_id] = {}
+        self._report_join(engine_id)
+
+    def leave(self, engine_id: EngineId) -> None:
+        """Empties an engine, whose samples go on elsewhere; then it is no longer served."""
+        self._leaving.add(engine_id)
+        self._emit(ev.EngineLeaving(**self._stamp(), engine=engine_id))
+
+    def _forget(self, engine_id: EngineId) -> None:
+        engine = self._engines.pop(engine_id)
+        if isinstance(engine, EpisodeEngine):  # it may have episodes of dropped samples
+            self.engine_failures.call(engine_id, engine.close, None)
+        del self._running[engine_id]
+        self._leaving.discard(engine_id)
+        self.engine_failures.forget(engine_id)
+
+    def _report_join(self, engine_id: EngineId) -> None:
         capacity = self._capacity(engine_id)
-        self._emit(EngineJoined(**self._stamp(), engine=engine_id, capacity=capacity))
+        self._emit(ev.EngineJoined(**self._stamp(), engine=engine_id, capacity=capacity))
 
     def _capacity(self, engine_id: EngineId) -> int:
         """Samples to give to an engine: more than its slots, so that a freed one is filled."""
@@ -210,7 +204,7 @@ class RolloutDriver:
                 self.store.add(sample_id(item.group, member), item)
         for source, part in groupby(items, key=lambda item: item.source):
             groups = tuple(item.group for item in part)
-            self._emit(PromptsOffered(**self._stamp(), groups=groups, source=source))
+            self._emit(ev.PromptsOffered(**self._stamp(), groups=groups, source=source))
         self._offer_s += self._clock() - started
 
     def was_offered(self, group: GroupId) -> bool:
@@ -219,7 +213,7 @@ class RolloutDriver:
 
     def lose_parents(self, groups: Sequence[GroupId]) -> None:
         """Drops groups whose prompts were made of samples that were dropped."""
-        self._emit(ParentsDropped(**self._stamp(), groups=tuple(groups)))
+        self._emit(ev.ParentsDropped(**self._stamp(), groups=tuple(groups)))
 
     def serves(self, engine: EngineId) -> bool:
         """True if this driver's samples come from the engine."""
@@ -227,7 +221,7 @@ class RolloutDriver:
 
     def publish(self, version: int) -> None:
         """Reports to the scheduler that the engines serve weights `version`."""
-        self._emit(WeightsPublished(**self._stamp(), version=version))
+        self._emit(ev.WeightsPublished(**self._stamp(), version=version))
 
     def collect(self, batch: int, groups: int) -> CollectedBatch:
         """Asks for a batch and runs engines and scorers until it is delivered.
@@ -268,7 +262,7 @@ class RolloutDriver:
         """Asks the scheduler for a batch."""
         if self._supply is not None:
             self._supply.taken = groups
-        self._emit(BatchAsked(**self._stamp(), batch=batch, groups=groups))
+        self._emit(ev.BatchAsked(**self._stamp(), batch=batch, groups=groups))
 
     def has_settled(self, batch: int) -> bool:
         """True if a batch is delivered, and neither engines nor scorers have dropped samples."""
@@ -281,21 +275,19 @@ class RolloutDriver:
         collected.seconds = self.spent
         return collected
 
-    def run(
-        self, done: Callable[[], bool], together: Sequence[RolloutDriver] | None = None
-    ) -> None:
-        """Polls engines and scorers until `done`.
+    def run(self, done: Callable[[], bool], look: Callable[[], int] | None = None) -> None:
+        """Calls `look` until `done`; by default it looks after this driver's engines and scorers.
 
         Args:
-            together: This driver and others whose samples go on at the same time, in order.
+            look: Returns how much moved.
         """
 
-        def look() -> int:
+        def asked() -> int:
             if self._stop():
                 raise KeyboardInterrupt
-            return one_round(together or (self,))
+            return one_round((self,)) if look is None else look()
 
-        self.wait_for(done, look)
+        self.wait_for(done, asked)
 
     def wait_for(self, done: Callable[[], bool], look: Callable[[], int]) -> None:
         """Calls `look`, which returns how much moved, until `done`."""
@@ -317,15 +309,15 @@ class RolloutDriver:
         if self._wake_s is None or self.seconds_to_wake() > 0:
             return 0
         self._wake_s = None
-        self._emit(DeadlineReached(**self._stamp()))
+        self._emit(ev.DeadlineReached(**self._stamp()))
         return 1
 
     def _report_silence(self) -> int:
         """Reports silent engines to the scheduler, and returns their number."""
         heartbeat_s = self.scheduler.settings.patience.heartbeat_s
-        silent = self._engine_failures.fallen_silent(heartbeat_s) if heartbeat_s else []
+        silent = self.engine_failures.fallen_silent(heartbeat_s) if heartbeat_s else []
         for engine in silent:
-            self._emit(HeartbeatLost(**self._stamp(), engine=engine))
+            self._emit(ev.HeartbeatLost(**self._stamp(), engine=engine))
         return len(silent)
 
     def seconds_to_wake(self) -> float:
@@ -360,7 +352,7 @@ class RolloutDriver:
     @property
     def is_broken(self) -> bool:
         """True if an engine failed and was not restarted yet."""
-        return bool(self._engine_failures.broken)
+        return bool(self.engine_failures.broken)
 
     def waitable(self) -> list[Waitable]:
         """Returns the engines and scorers in other processes that may send something."""
@@ -372,7 +364,7 @@ class RolloutDriver:
         return [
             engine
             for name, engine in self._engines.items()
-            if isinstance(engine, Waitable) and self._engine_failures.is_alive(name)
+            if isinstance(engine, Waitable) and self.engine_failures.is_alive(name)
         ]
 
     def refill(self) -> int:
@@ -403,7 +395,7 @@ class RolloutDriver:
 
     def status(self, name: str) -> RolloutStatus:
         """Returns what goes on, under the rollout's name; may be called in another thread."""
-        return rollout_status(name, self.scheduler.state, self._waits(), self._engine_failures)
+        return rollout_status(name, self.scheduler.state, self._waits(), self.engine_failures)
 
     def _is_busy_with_dropped(self) -> bool:
         """True if an engine or a scorer still has a sample that was dropped."""
@@ -417,7 +409,7 @@ class RolloutDriver:
         self._event += 1
         return {"id": self._event, "at_s": self._clock() - self._began}
 
-    def _emit(self, *events: Event) -> None:
+    def _emit(self, *events: ev.Event) -> None:
         """Steps the scheduler with events that wait, with these, and with what they cause."""
         self._pending.extend(events)
         while self._pending:
@@ -429,9 +421,10 @@ class RolloutDriver:
 
     def _poll_engines(self, seconds: Seconds) -> int:
         progressed = 0
-        for engine_id, engine in self._engines.items():
-            if not self._running[engine_id] and not isinstance(engine, Waitable):
-                continue  # one in another process may have died
+        for engine_id, engine in list(self._engines.items()):
+            running = self._running.get(engine_id)  # None: it left when others' outputs were taken
+            if running is None or not (running or isinstance(engine, Waitable)):
+                continue  # an idle one in another process may have died
             started = self._clock()
             # One in another process is waited for together with all others.
             timeout_s = 0.0 if isinstance(engine, Waitable) else self._decode_s
@@ -439,7 +432,7 @@ class RolloutDriver:
             poll = partial(engine.poll, timeout_s)
             # One in another process notes by itself what it does.
             with SPANS.of(engine_id, "generate") if timeout_s else nullcontext():
-                outputs = self._engine_failures.call(engine_id, poll, nothing)
+                outputs = self.engine_failures.call(engine_id, poll, nothing)
             if timeout_s:
                 seconds.generate += self._clock() - started
             progressed += len(outputs)
@@ -447,7 +440,7 @@ class RolloutDriver:
                 (o.sample, o.attempt, o.num_tokens) for o in outputs if isinstance(o, Progress)
             )
             if progress:
-                self._emit(Progressed(**self._stamp(), engine=engine_id, progress=progress))
+                self._emit(ev.Progressed(**self._stamp(), engine=engine_id, progress=progress))
             finished = [o for o in outputs if isinstance(o, Finished)]
             if finished:
                 self._finish(engine_id, finished)
@@ -455,17 +448,20 @@ class RolloutDriver:
 
     def _restart_engines(self) -> int:
         """Requeues the samples of failed engines and restarts these; returns their number."""
-        broken = dict(self._engine_failures.broken)
+        broken = dict(self.engine_failures.broken)
         for engine_id, error in broken.items():
+            if engine_id not in self._engines:
+                continue  # it was leaving, and had what another one lost
             self._running[engine_id].clear()
-            reason = error_text(error)
-            self._emit(EngineLost(**self._stamp(), engine=engine_id, reason=reason))
-            if self._engine_failures.restart(engine_id):
-                self._join(engine_id)
+            self._emit(ev.EngineLost(**self._stamp(), engine=engine_id, reason=error_text(error)))
+            if engine_id in self._leaving:
+                self._forget(engine_id)
+            elif self.engine_failures.restart(engine_id):
+                self._report_join(engine_id)
         return len(broken)
 
     def _finish(self, engine_id: EngineId, finished: list[Finished]) -> None:
-        self._engine_failures.ended_some(engine_id)
+        self.engine_failures.ended_some(engine_id)
         ends = []
         for end in finished:
             if self._running[engine_id].get(end.sample) == end.attempt:
@@ -475,7 +471,7 @@ class RolloutDriver:
                 continue  # dropped meanwhile, or the end of a dead attempt; it is fenced, too
             payload.extend(end)
             ends.append(
-                SampleEnd(
+                ev.SampleEnd(
                     sample=end.sample,
                     attempt=end.attempt,
                     reason=end.reason,
@@ -483,7 +479,7 @@ class RolloutDriver:
                     versions=end.versions,
                 )
             )
-        self._emit(SamplesFinished(**self._stamp(), engine=engine_id, ends=tuple(ends)))
+        self._emit(ev.SamplesFinished(**self._stamp(), engine=engine_id, ends=tuple(ends)))
 
     def poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
         if not self._results.due:
@@ -503,36 +499,36 @@ class RolloutDriver:
         # the same poll is a matter of time, and must not show in the scheduler's state.
         scores = tuple(score for score in answers.scored if self.store.get(score[0]) is not None)
         if scores:
-            self._emit(SamplesScored(**self._stamp(), scores=scores))
+            self._emit(ev.SamplesScored(**self._stamp(), scores=scores))
         seconds.answer += self._clock() - answered
         return answers.num
 
-    def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> RewardFailed:
+    def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> ev.RewardFailed:
         if self.scheduler.reward_attempts_left(failure.sample) <= 1:  # else it is asked for again
             self._failures.spend(failure, payload)
             payload.failure = failure.message
             if isinstance(failure, ScoreFailure):
                 payload.failed_term = failure.term
-        return RewardFailed(**self._stamp(), sample=failure.sample, error=failure.message)
+        return ev.RewardFailed(**self._stamp(), sample=failure.sample, error=failure.message)
 
     # Actions out
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: do.Action) -> None:
         match action:
-            case Submit():
+            case do.Submit():
                 self._submit(action)
-            case Abort():
+            case do.Abort():
                 engine = self._engines[action.engine]
-                self._engine_failures.call(
+                self.engine_failures.call(
                     action.engine, partial(engine.abort, action.samples), None
                 )
-            case Score():
+            case do.Score():
                 self._score(action)
-            case Judge():
+            case do.Judge():
                 self._judge_groups(action)
-            case Deliver():
+            case do.Deliver():
                 self._deliver(action)
-            case Drop():
+            case do.Drop():
                 ((sample, payload),) = self.store.take((action.sample,))
                 self._results.forget(sample)
                 reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
@@ -541,16 +537,18 @@ class RolloutDriver:
                 self._outcomes.dropped(sample, payload, reason)
                 if self.on_dropped is not None:
                     self.on_dropped(sample)
-            case NeedPrompts():
+            case do.NeedPrompts():
                 self._short[action.source] += action.groups
-            case Wake():
+            case do.Wake():
                 self._wake_s = action.at_s
-            case UpdateEngine():
+            case do.UpdateEngine():
                 self._update_engine(action.engine)
-            case ReleaseEngine():
-                # Engines are never asked to leave here, so this one was silent for too long.
-                self._engine_failures.give_up(action.engine, "its heartbeat was lost")
-            case PauseEngine() | ContinueEngine():
+            case do.ReleaseEngine():
+                if action.engine in self._leaving:
+                    self._forget(action.engine)
+                else:
+                    self.engine_failures.give_up(action.engine, "its heartbeat was lost")
+            case do.PauseEngine() | do.ContinueEngine():
                 pass  # an engine makes no token without a request, and gets each request by itself
             case _:
                 assert_never(action)
@@ -558,23 +556,22 @@ class RolloutDriver:
     def _update_engine(self, engine_id: EngineId) -> None:
         """Loads new weights into an empty engine; here it has them already."""
         version = self.scheduler.version
-        self._pending.append(EngineUpdated(**self._stamp(), engine=engine_id, version=version))
+        self._pending.append(ev.EngineUpdated(**self._stamp(), engine=engine_id, version=version))
 
-    def _submit(self, action: Submit) -> None:
+    def _submit(self, action: do.Submit) -> None:
         requests = [self._requests.request(d, self.store[d.sample]) for d in action.samples]
         self._running[action.engine].update((d.sample, d.attempt) for d in action.samples)
         engine = self._engines[action.engine]
-        self._engine_failures.call(action.engine, partial(engine.submit, requests), None)
+        self.engine_failures.call(action.engine, partial(engine.submit, requests), None)
 
-    def _score(self, action: Score) -> None:
+    def _score(self, action: do.Score) -> None:
         payloads = [(sample, self.store[sample]) for sample in action.samples]
         for _, payload in payloads:
             if payload.broken is not None:
                 self._pending.append(self._failed(payload.broken, payload))
         payloads = [row for row in payloads if row[1].broken is None]
-        decode_responses(
-            self._tokenizer, [payload for _, payload in payloads if not payload.is_episode]
-        )
+        plain = [payload for _, payload in payloads if not payload.is_episode]
+        decode_responses(self._tokenizer, plain)
         if self.on_generated is not None:
             self.on_generated(payloads)
         if self._scorers:
@@ -582,9 +579,9 @@ class RolloutDriver:
         elif payloads:
             # A sample is scored when the scheduler receives this event; the 0 is never read.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
-            self._pending.append(SamplesScored(**self._stamp(), scores=scores))
+            self._pending.append(ev.SamplesScored(**self._stamp(), scores=scores))
 
-    def _judge_groups(self, action: Judge) -> None:
+    def _judge_groups(self, action: do.Judge) -> None:
         if self._judge is None:
             raise SchedulerError("a group is to be judged, but the workflow has no filter")
         members = dict(zip(action.groups, action.samples, strict=True))
@@ -597,7 +594,7 @@ class RolloutDriver:
         if self._supply is not None:
             for group, reason in verdicts:
                 self._supply.note(group, reason)
-        self._pending.append(GroupsJudged(**self._stamp(), verdicts=verdicts))
+        self._pending.append(ev.GroupsJudged(**self._stamp(), verdicts=verdicts))
 
-    def _deliver(self, action: Deliver) -> None:
+    def _deliver(self, action: do.Deliver) -> None:
         self._outcomes.deliver(action)

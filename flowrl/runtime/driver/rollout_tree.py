@@ -36,6 +36,7 @@ from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
 from flowrl.runtime.driver.payloads import GroupRows, Payload
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
+from flowrl.runtime.driver.rounds import one_round
 from flowrl.runtime.driver.step_report import GeneratedRollout
 
 __all__ = [
@@ -104,10 +105,14 @@ class RolloutTree:
 
     Args:
         rollouts: In the graph's order: parents before their children.
+
+    Attributes:
+        scale: Called between two looks: has engines join and leave; returns how much moved.
     """
 
     def __init__(self, rollouts: Sequence[OpenRollout]) -> None:
         self.rollouts = tuple(rollouts)
+        self.scale: Callable[[], int] = lambda: 0
         self._items: dict[NodeId, list[PromptItem]] = {}  # made of samples since the last batch
 
     @property
@@ -176,7 +181,7 @@ class RolloutTree:
             return CollectedBatch(version=driver.scheduler.version)
         driver.request(number, groups)
         together = [other.driver for other in self.rollouts]
-        driver.run(lambda: driver.has_settled(number), together)
+        driver.run(lambda: driver.has_settled(number), lambda: self.scale() + one_round(together))
         return driver.take(number)
 
     def _waits(self, rollout: OpenRollout) -> bool:

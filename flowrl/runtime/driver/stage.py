@@ -24,6 +24,7 @@ from flowrl.errors import CheckpointError
 from flowrl.graph import Op
 from flowrl.ids import EngineId, NodeId, RoleName
 from flowrl.observe.run_status import RolloutStatus
+from flowrl.observe.scale_requests import RequestBox
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.collected_batch import FailureBudget
@@ -39,6 +40,7 @@ from flowrl.runtime.driver.rollout_tree import (
     members_of,
     rollout_trees,
 )
+from flowrl.runtime.driver.scaling import Scaling
 from flowrl.runtime.driver.sources import Responses, RowSamples, Source, split_rows
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -86,7 +88,7 @@ class Stage:
         self._observed = _observed(self._rollouts, report)
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
         self._joined = joined_rollouts(program.parts)
-        self._trees = rollout_trees(self._rollouts)
+        self._trees: Sequence[RolloutTree] = rollout_trees(self._rollouts)
         self._order = {rollout.node: place for place, rollout in enumerate(self._rollouts)}
         self._collecting: RolloutTree | RolloutDriver | None = None
         self._waits_for = ""
@@ -97,6 +99,12 @@ class Stage:
     def buffers(self) -> Mapping[NodeId, ReplayBuffer]:
         """What each replay node holds at the last boundary."""
         return self._program.buffers
+
+    def scaled_by(self, box: RequestBox) -> None:
+        """Has engines join and leave from now on, as somebody asks for it."""
+        scaling = Scaling(box, self._rollouts, self._fleets)
+        for tree in self._trees:
+            tree.scale = scaling.look
 
     def publish(self, engine: EngineId, version: int) -> None:
         """Reports to the rollouts that sample from `engine` that it serves weights `version`.

@@ -170,10 +170,10 @@ class StreamingDriver(RolloutDriver):
 
     def pause(self) -> None:
         """Has the engines stop its running samples, which keep their tokens, and begin none."""
-        for engine in self._engines:
+        for engine in list(self._engines):
             self._emit(EnginePauseAsked(**self._stamp(), engine=engine, running="abort"))
 
     def go_on(self) -> None:
         """Has the engines go on after `pause`."""
-        for engine in self._engines:
+        for engine in list(self._engines):
             self._emit(EngineContinueAsked(**self._stamp(), engine=engine))

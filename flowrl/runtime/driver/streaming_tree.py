@@ -169,7 +169,7 @@ class StreamingTree(RolloutTree):
         return progressed
 
     def _look(self) -> int:
-        progressed = sum(driver.look() for driver in self._drivers.values())
+        progressed = self.scale() + sum(driver.look() for driver in self._drivers.values())
         self._ask_for_children()
         if progressed:
             self.root.driver.beat()

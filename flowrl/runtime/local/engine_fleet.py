@@ -4,6 +4,8 @@
 
 Each engine is a `RestartableEngine`: after a restart it loads the newest weights first. Calls to
 the engines come from one thread at a time, that of the driver; `written` belongs to the trainer's.
+
+Engines may come and go:  open -> has_opened, until it is True -> ... -> remove.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from flowrl.backend.protocols import GenerateBackend, PolicyContext
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
+from flowrl.plan.local import MOST_ENGINES
 from flowrl.runtime.channels import Channel
 from flowrl.runtime.local.engine_process import EngineProcess, open_engine_worker
 from flowrl.runtime.local.engine_restarts import RestartableEngine
@@ -75,9 +78,13 @@ class EngineFleet:
             it to the operating system.
         open_channel: Starts the process of an engine.
         start_timeout_s: Seconds that it may take to be ready.
+        most: Engines that there may be.
+        reserve: Reserves what engines run on before they are opened, or raises BackendError.
+        release: Gives back what was reserved for an engine.
 
     Attributes:
         engines: Engines by name.
+        most: See the arguments.
     """
 
     def __init__(
@@ -92,7 +99,13 @@ class EngineFleet:
         cores: Sequence[int] = (),
         open_channel: Callable[[EngineId], Channel] = lambda name: open_engine_worker(),
         start_timeout_s: float = 120.0,
+        most: int = MOST_ENGINES,
+        reserve: Callable[[Sequence[EngineId]], None] = lambda names: None,
+        release: Callable[[EngineId], None] = lambda name: None,
     ) -> None:
+        self.most = len(cores) or most
+        self._reserve = reserve
+        self._release = release
         self._plugin = plugin
         self._context = replace(context, trainable=False)
         self._export = export
@@ -103,15 +116,61 @@ class EngineFleet:
         self._folders = WeightFolders(fallback)
         self._busy_before = 0.0
         self._members: dict[EngineId, RemoteEngine] = {}
+        self._opening: dict[EngineId, RemoteEngine] = {}
+        self.engines: Mapping[EngineId, GenerateBackend] = self._members
         try:
-            for name in names:
-                self._members[name] = RemoteEngine(
-                    partial(self._open, name), partial(self._serve, name)
-                )
+            self.open(names)
         except BaseException:
             self.close()
             raise
-        self.engines: Mapping[EngineId, GenerateBackend] = self._members
+        self._members |= self._opening
+        self._opening.clear()
+
+    def open(self, names: Sequence[EngineId]) -> None:
+        """Begins to open engines; returns at once.
+
+        Raises:
+            BackendError: what they would run on is not there.
+        """
+        self._reserve(names)
+        try:
+            for name in names:
+                opened = RemoteEngine(partial(self._open, name), partial(self._serve, name))
+                self._opening[name] = opened
+        except BaseException:
+            for name in names:
+                self._end(name, self._opening)
+            raise
+
+    def has_opened(self, name: EngineId) -> bool:
+        """True once an engine that is being opened is a member, with the newest weights.
+
+        Raises:
+            FlowError: it cannot be opened, and is forgotten.
+        """
+        process = self._opening[name].process
+        try:
+            process.poll(0.0)
+        except BaseException:
+            self._end(name, self._opening)
+            raise
+        if process.is_ready:
+            self._members[name] = self._opening.pop(name)
+            self._serve(name, process)
+        return process.is_ready
+
+    def remove(self, name: EngineId) -> None:
+        """Ends an engine that no driver uses any more."""
+        self._end(name, self._members)
+
+    def _end(self, name: EngineId, engines: dict[EngineId, RemoteEngine]) -> None:
+        """Ends an engine, which need not have been started, and frees what it holds."""
+        member = engines.pop(name, None)
+        if member is not None:
+            self._busy_before += member.process.busy_s
+            member.process.kill()
+        self._folders.forget(name)
+        self._release(name)
 
     def _open(self, name: EngineId) -> EngineProcess:
         if name in self._members:
@@ -177,5 +236,5 @@ class EngineFleet:
         """Ends every process; idempotent."""
         with ExitStack() as stack:
             stack.callback(self._folders.close)
-            for member in self._members.values():
+            for member in (*self._opening.values(), *self._members.values()):
                 stack.callback(member.close)

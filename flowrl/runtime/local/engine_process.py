@@ -130,6 +130,11 @@ class EngineProcess:
         )
 
     @property
+    def is_ready(self) -> bool:
+        """True if the engine is open."""
+        return self._ready
+
+    @property
     def is_dead(self) -> bool:
         """True if the process is known to have ended."""
         return self._death is not None
@@ -204,12 +209,17 @@ class EngineProcess:
 
     def close(self) -> None:
         """Ends the process; requests without an end are forgotten. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         # The worker sees between two polls that nothing more comes, and leaves by itself.
-        idle = self._death is None and self._ready
-        self._channel.close(_CLOSE_S if idle else 0.0)
+        self._close(_CLOSE_S if self._death is None and self._ready else 0.0)
+
+    def kill(self) -> None:
+        """Ends the process as `close` does, without waiting for it to leave by itself."""
+        self._close(0.0)
+
+    def _close(self, grace_s: float) -> None:
+        if not self._closed:
+            self._closed = True
+            self._channel.close(grace_s)
 
     # Messages
 

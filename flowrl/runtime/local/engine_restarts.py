@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
@@ -67,7 +68,7 @@ class EngineFailures:
 
     def __init__(self, engines: Mapping[EngineId, GenerateBackend]) -> None:
         self._engines = engines
-        self._failures = dict.fromkeys(engines, 0)
+        self._failures: Counter[EngineId] = Counter()
         self.given_up: set[EngineId] = set()
         self._silent: set[EngineId] = set()
         self.broken: dict[EngineId, Exception] = {}
@@ -108,6 +109,12 @@ class EngineFailures:
         """Marks the engine as broken, to be closed and restarted."""
         error = WorkerDied("the engine was given up", where=str(engine), found=why)
         self.broken.setdefault(engine, error)
+
+    def forget(self, engine: EngineId) -> None:
+        """Forgets an engine that is gone for good."""
+        self.broken.pop(engine, None)
+        self._failures.pop(engine, None)
+        self._silent.discard(engine)
 
     def ended_some(self, engine: EngineId) -> None:
         """Notes that the engine has finished samples, which clears its failures."""

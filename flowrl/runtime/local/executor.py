@@ -70,6 +70,7 @@ class LocalExecutor:
         export: Callable[[Path], None],
         fallback: Path,
         cores: Sequence[int],
+        most: int,
     ) -> EngineFleet:
         """See `Executor`."""
         return EngineFleet(
@@ -82,6 +83,7 @@ class LocalExecutor:
             silence_s=self._runtime.silence_s,
             cores=cores,
             open_channel=self._open_engine,
+            most=most,
         )
 
     def _open_engine(self, name: EngineId) -> Channel:

@@ -121,9 +121,11 @@ class RayExecutor(LocalExecutor):
         export: Callable[[Path], None],
         fallback: Path,
         cores: Sequence[int],
+        most: int,
     ) -> EngineFleet:
-        """See `Executor`."""
-        self._cluster.places.reserve(names, _engine_resources(context.device, context.num_threads))
+        """See `Executor`; the places of the cluster limit the number of engines."""
+        places = self._cluster.places
+        each = _engine_resources(context.device, context.num_threads)
         if (device := _type_of(context.device)) in _KINDS:
             context = replace(context, device=f"{device}:0")  # it sees no other
         return EngineFleet(
@@ -137,6 +139,9 @@ class RayExecutor(LocalExecutor):
             open_channel=lambda name: self._cluster.start(
                 name, "flowrl.runtime.local.engine_worker:run_engine", placed=True
             ),
+            # The run has reserved those of its plan; one that joins later keeps nobody waiting.
+            reserve=lambda names: places.reserve(names, each, patience_s=_JOIN_S),
+            release=places.give_back,
         )
 
     def open_scorers(
@@ -183,6 +188,9 @@ class RayExecutor(LocalExecutor):
             self._cluster.close()
         super().close()
 
+
+_JOIN_S = 1.0
+"""Seconds in which a place that a worker has just left comes back."""
 
 _KINDS = {"cuda": "GPU", "npu": "NPU"}
 """Ray's names of accelerators, by the type of a plan's devices."""

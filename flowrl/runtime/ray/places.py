@@ -74,18 +74,21 @@ class Places:
         self._held: dict[str, Place] = {}
         self._lost: set[str] = set()
 
-    def reserve(self, names: Sequence[str], each: Resources) -> None:
+    def reserve(
+        self, names: Sequence[str], each: Resources, *, patience_s: float | None = None
+    ) -> None:
         """Reserves a place for each worker that has none yet.
 
         Args:
             names: Names of the workers.
             each: Resources of each of them, all on one node.
+            patience_s: In place of `timeout_s`.
 
         Raises:
             BackendError: the cluster does not have them, or they are not free.
         """
         names = [name for name in names if name not in self._held]
-        end = time.monotonic() + self._timeout_s
+        end = time.monotonic() + (self._timeout_s if patience_s is None else patience_s)
         # Nodes that could never hold them are refused at once, busy ones after a while.
         while names and assigned(self._totals(), each, len(names), last=self._here) is not None:
             made = self._made(names, each)
@@ -110,7 +113,7 @@ class Places:
             return place
         _log.warning("the node of %s is gone; another one is looked for", name)
         self._lost.add(place.node)
-        remove_placement_group(self._held.pop(name).group)
+        self.give_back(name)
         self.reserve([name], place.resources)
         return self._held[name]
 
@@ -128,11 +131,16 @@ class Places:
             self._lost.add(node)
         return "DEFAULT"
 
+    def give_back(self, name: str) -> None:
+        """Gives the place of a worker back, if it has one."""
+        place = self._held.pop(name, None)
+        if place is not None:
+            remove_placement_group(place.group)
+
     def release(self) -> None:
         """Gives all places back; idempotent."""
-        for place in self._held.values():
-            remove_placement_group(place.group)
-        self._held.clear()
+        for name in list(self._held):
+            self.give_back(name)
 
     # Inside
 

@@ -23,6 +23,7 @@ from flowrl.observe.display import Display
 from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.observe.run_status import RolloutStatus
+from flowrl.observe.scale_requests import RequestBox
 from flowrl.plan.schema import Placement
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
@@ -79,6 +80,7 @@ class OpenRun:
         self._inputs = inputs
         self._stop = stop
         self._folder = folder
+        self._requests = RequestBox(folder.path)
         self._display = display
         self._failures = FailureBudget(
             config.rewards.max_failures, score=config.rewards.failure_score
@@ -224,6 +226,7 @@ class OpenRun:
                 folder=self._folder.path,
                 max_bytes=self._config.runtime.journal_mb << 20,
             ),
+            requests=self._requests,
         )
 
     def _published(self, engine: EngineId, version: int) -> None:

@@ -151,8 +151,12 @@ class OpenPolicies:
             self._lasting.clear()
             self._frozen_copies.clear()
 
-    def open_fleet(self, role: RoleName, engines: LocalEngines) -> EngineFleet:
-        """Engines of a role in processes of their own, with the weights that it has now."""
+    def open_fleet(self, role: RoleName, engines: LocalEngines, most: int) -> EngineFleet:
+        """Opens engines of a role in processes of their own, with the weights that it has now.
+
+        Args:
+            most: Engines that this machine has memory for.
+        """
         worker = self[role]
         fleet = self._executor.open_fleet(
             [engine_id(role, number) for number in range(engines.processes)],
@@ -161,6 +165,7 @@ class OpenPolicies:
             export=lambda folder: worker.train.export(folder).result(),
             fallback=self._folder / "sync",
             cores=engines.cores,
+            most=most,
         )
         try:
             fleet.publish(worker.version, fleet.written(worker.version))

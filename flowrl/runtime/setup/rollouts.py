@@ -21,7 +21,7 @@ from flowrl.data import Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.graph.streaming import scores_at_once
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId, engine_id
-from flowrl.plan.local import ASYNCHRONOUS, engines_of
+from flowrl.plan.local import ASYNCHRONOUS, engines_of, engines_that_fit
 from flowrl.rollout.events import Event
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
@@ -136,6 +136,7 @@ class DriverMaker:
         kind: Callable[..., RolloutDriver] = RolloutDriver,
         supply: PromptSupply | None = None,
         engines: Mapping[EngineId, Sequence[GenerateBackend]] | None = None,
+        view: Callable[[GenerateBackend], GenerateBackend] | None = None,
         unused: UnusedSamples | None = None,
         journal: Callable[[Event], None] | None = None,
     ) -> RolloutDriver:
@@ -146,6 +147,7 @@ class DriverMaker:
             supply: Further prompts, where batches are refilled.
             engines: Engines that generate, with one for each policy that takes turns; by default
                 those of the policies in this process.
+            view: Returns an engine that joins later as the driver sees it.
             unused: Samples that the scheduler knows of already, where it was written before.
             journal: Receives every event.
         """
@@ -153,23 +155,25 @@ class DriverMaker:
         seed, purpose = self._config.seed, spec.purpose
         tokenizer = self._policies.tokenizer(spec.role)
         store = PayloadStore()
-        generating: dict[EngineId, GenerateBackend] = {}
         here = [self._policies[role].engine for role in (spec.role, *spec.others)]
-        for name, turns in ({worker.engine_id: here} if engines is None else engines).items():
-            generating[name] = turns[0]
-            if spec.episodes is not None:
-                # Each has an environment of its own, and so has an evaluation at the same time.
-                owner = "" if engines is None else f"{spec.episodes.id}/{name}"
-                generating[name] = self._episodes(
-                    *(spec, spec.episodes, turns, tokenizer, store), owner
-                )
+
+        def seen(name: EngineId, turns: Sequence[GenerateBackend]) -> GenerateBackend:
+            if spec.episodes is None:
+                return turns[0]
+            # Each has an environment of its own, and so has an evaluation at the same time.
+            owner = "" if engines is None else f"{spec.episodes.id}/{name}"
+            return self._episodes(spec, spec.episodes, turns, tokenizer, store, owner)
 
         def seed_of(sample: SampleId) -> int:
             return derive_seed(seed, purpose, sample)
 
         driver = kind(
             scheduler=scheduler,
-            engines=generating,
+            engines={
+                name: seen(name, turns)
+                for name, turns in (engines or {worker.engine_id: here}).items()
+            },
+            view=lambda name, engine: seen(name, [engine if view is None else view(engine)]),
             scorers=scorers,
             tokenizer=tokenizer,
             sampling=spec.sampling,
@@ -359,7 +363,8 @@ class RolloutMaker:
             engines = engines_of(self.stage.plan, role)
             if not engines.processes:
                 continue
-            fleets[role] = fleet = self.policies.open_fleet(role, engines)
+            most = engines_that_fit(self.stage.plan, role)
+            fleets[role] = fleet = self.policies.open_fleet(role, engines, most)
             stack.callback(fleet.close)
         return fleets
 
@@ -400,6 +405,7 @@ class RolloutMaker:
             if scheduler.settings.refill or scheduler.settings.budget is not None
             else None,
             engines=self._engines(part, fleets),
+            view=self._view(part),
             unused=unused,
             journal=None if journal is None else journal.note,
         )
@@ -424,7 +430,7 @@ class RolloutMaker:
         rollout has for itself.
         """
         roles = list(map(role_of, part.turn_nodes))
-        beside = {role_of(n) for other in self._beside(part) for n in other.turn_nodes}
+        beside = self._roles_beside(part)
         if not beside & set(roles) and not fleets.keys() & roles:
             return None
         engines = {
@@ -447,6 +453,15 @@ class RolloutMaker:
             of_role = {role: engine_of(role, place) for role in engines}
             found[engine_id(roles[0], place)] = [of_role[role] for role in roles]
         return found
+
+    def _view(self, part: RolloutPart) -> Callable[[GenerateBackend], GenerateBackend] | None:
+        """Returns what makes a rollout's view of an engine; None if it has it for itself."""
+        if role_of(part.generate_node) not in self._roles_beside(part):
+            return None
+        return lambda engine: self.shared.engine(engine, part.node.id)
+
+    def _roles_beside(self, part: RolloutPart) -> set[RoleName]:
+        return {role_of(node) for other in self._beside(part) for node in other.turn_nodes}
 
     def _scorers(self, part: RolloutPart) -> Mapping[RoleName, Scorers]:
         """Returns the scorers of a rollout's samples."""

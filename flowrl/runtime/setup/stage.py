@@ -15,6 +15,7 @@ from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.graph.sample_sets import JOINS
 from flowrl.ids import NodeId, RoleName
+from flowrl.observe.scale_requests import RequestBox
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
@@ -53,6 +54,7 @@ class StageMaker:
         stop: A true value ends a rollout, or a line of an eager program.
         thread: Gives the thread that asynchronous rollouts run in.
         journals: The journals in which rollouts note events.
+        requests: Asks for engines to join and leave.
     """
 
     config: RunConfig
@@ -65,6 +67,7 @@ class StageMaker:
     stop: Callable[[], bool]
     thread: Callable[[], RolloutThread]
     journals: RolloutJournals
+    requests: RequestBox
 
     def make(
         self,
@@ -125,6 +128,7 @@ class StageMaker:
         with ExitStack() as stack:  # of processes, where something fails before the stage is made
             fleets = maker.fleets(stack)
             made = self._made(program, maker, fleets, sources, row_samples, report)
+            made.scaled_by(self.requests)
             stack.pop_all()
         return made
 
