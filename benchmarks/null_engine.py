@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -13,13 +12,17 @@ from flowrl.backend.protocols import (
     Capabilities,
     Finished,
     GenerateRequest,
+    Loaded,
     PolicyContext,
     Progress,
     ScoreBackend,
     ScoreContext,
     Service,
     TrainBackend,
+    Weights,
+    WeightsKind,
 )
+from flowrl.backend.weights import checksum_of
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
 
@@ -30,6 +33,7 @@ class _Engine:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._version = 0
+        self._loaded: list[Loaded] = []
         self._requests: list[GenerateRequest] = []
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
@@ -38,9 +42,11 @@ class _Engine:
     def abort(self, samples: Sequence[SampleId]) -> None:
         pass  # everything ends at the next poll
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         requests, self._requests = self._requests, []
-        return [self._end(request, request.sampling.max_tokens or 1) for request in requests]
+        loaded, self._loaded = self._loaded, []
+        ends = [self._end(request, request.sampling.max_tokens or 1) for request in requests]
+        return [*loaded, *ends]
 
     def _end(self, request: GenerateRequest, num_tokens: int) -> Finished:
         return Finished(
@@ -52,10 +58,10 @@ class _Engine:
             versions=((self._version, num_tokens),),
         )
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        if weights is not None:
-            (weights / "weights").read_bytes()
-        self._version = version
+    def load(self, weights: Weights) -> None:
+        self._version = weights.version
+        checksum = "" if weights.kind is WeightsKind.IN_PLACE else checksum_of(weights.handle)
+        self._loaded.append(Loaded(version=weights.version, checksum=checksum))
 
     def sleep(self) -> None:
         pass

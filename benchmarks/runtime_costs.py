@@ -242,7 +242,7 @@ def fleet_of(executor: LocalExecutor, number: int, folder: Path) -> Iterator[Eng
         [EngineId(f"actor.generate[{each}]") for each in range(number)],
         "null_engine:plugin",
         context,
-        export=lambda target: (target / "weights").write_bytes(bytes(1 << 20)) and None,
+        export=lambda target: (target / "weights.safetensors").write_bytes(bytes(1 << 20)) and None,
         fallback=folder,
         cores=(),
     )
@@ -306,7 +306,7 @@ def _workers(kind: str, executor: LocalExecutor, number: int, folder: Path) -> d
 
         def publish() -> None:
             version = next(versions)
-            fleet.publish(version, fleet.written(version))
+            fleet.publish(fleet.written(version))
             ends = dispatched(fleet, 1, 100 + version)
             assert {end.versions[0][0] for end in ends} == {version}
 

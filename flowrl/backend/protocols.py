@@ -21,6 +21,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from flowrl.backend.batch import Floats, Ints, KeptTokens, SequenceBatch, TrainBatch
 from flowrl.backend.plugin import BackendStatus, Capabilities, Head, Service
+from flowrl.backend.weights import Loaded, Weights, WeightsKind
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
 from flowrl.specs.grammar import Grammar
@@ -33,6 +34,7 @@ __all__ = [
     "GenerateBackend",
     "GenerateRequest",
     "Head",
+    "Loaded",
     "OptimizerStep",
     "PolicyContext",
     "Progress",
@@ -43,6 +45,8 @@ __all__ = [
     "Service",
     "TrainBackend",
     "UpdateSpec",
+    "Weights",
+    "WeightsKind",
 ]
 
 
@@ -147,7 +151,7 @@ class GenerateBackend(Protocol):
     """An inference engine: requests in, tokens out, each sample on its own.
 
     Lifecycle: `submit` at any time; `poll` drives an in-process engine or collects from a remote
-    one; `publish` sets the version of the weights; `close` ends it.
+    one; `load` gives it new weights; `close` ends it.
     """
 
     @property
@@ -163,20 +167,19 @@ class GenerateBackend(Protocol):
         """Ends requests with the tokens they have; unknown samples are ignored."""
         ...
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         """Returns the reports since the last call.
 
         Returns a few decode steps after a request ended, or after a bounded number of them, or
-        after `timeout_s` seconds; at once when no request is there.
+        after `timeout_s` seconds; at once when there are no requests and no weights to load.
         """
         ...
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        """Serves weights `version` from now on.
+    def load(self, weights: Weights) -> None:
+        """Serves these weights from now on; may return before they are loaded.
 
-        Args:
-            weights: A folder of safetensors to load, or None when the engine shares the trainer's
-                parameters in place.
+        Requests submitted later are sampled from them. `poll` reports each version as `Loaded`, in
+        the order of the calls, with the checksum of what was loaded.
         """
         ...
 

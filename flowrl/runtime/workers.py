@@ -20,6 +20,8 @@ from flowrl.backend.protocols import (
     GenerateBackend,
     PolicyContext,
     Service,
+    Weights,
+    WeightsKind,
 )
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError, PlanError
@@ -92,7 +94,7 @@ class PolicyWorker:
     def publish(self, version: int) -> None:
         """Serves the trainer's weights as `version`."""
         self.version, self.stale = version, False
-        self.engine.publish(version, None)
+        self.engine.load(Weights(version=version, kind=WeightsKind.IN_PLACE))
 
     def close(self) -> None:
         """Ends both workers."""

@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 
 from flowrl.backend.batch import Ints
-from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest
+from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.sim.engine import PollRule
@@ -272,7 +272,7 @@ class _Engine:
 
     def _progress_of_a_poll(self, most: int) -> int:
         outputs = self.engine.poll(_POLL_S)
-        told = [o.num_tokens for o in outputs if not isinstance(o, Finished)]
+        told = [o.num_tokens for o in outputs if isinstance(o, Progress)]
         return min(told, default=most)
 
     def _drain(self) -> list[Finished]:

@@ -21,18 +21,23 @@ from flowrl.backend.environment import Environment, EnvironmentContext, EpisodeS
 from flowrl.backend.protocols import (
     GenerateBackend,
     Head,
+    Loaded,
     PolicyContext,
     ScoreBackend,
     ScoreContext,
     ScoreRequest,
     TrainBackend,
+    Weights,
+    WeightsKind,
 )
 from flowrl.backend.registry import find
+from flowrl.backend.weights import weights_of
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.reward_terms import row_needs
 from flowrl.config.schema import RunConfig
 from flowrl.cost.demand import phase_of
 from flowrl.data import PromptSet, Tokenizer, encode_prompts, load_rows, prepare_model_folder
+from flowrl.errors import BackendError
 from flowrl.graph import Node, Op
 from flowrl.ids import RoleName, SampleId
 from flowrl.observe.run_folder import installed_versions
@@ -58,6 +63,10 @@ from flowrl.sim.scorers import ScoreTimes
 from flowrl.specs import AdamW, FinishReason, LossSpec, Sampling
 
 __all__ = ["OpenCalls", "measure_stage"]
+
+_IN_PLACE = Weights(version=0, kind=WeightsKind.IN_PLACE)
+_LOAD_S = 600.0
+"""Seconds in which an engine loads weights."""
 
 OpenCalls: TypeAlias = Callable[
     [Callable[[EnvironmentContext], Environment], EnvironmentContext],
@@ -263,7 +272,7 @@ class _Stage:
             resumes=find(placement.backend).capabilities.resume,
             polled=placement.process == MAIN,
             timer=self.timer,
-            publish=(lambda: engine.publish(0, None)) if shared else None,
+            publish=(lambda: engine.load(_IN_PLACE)) if shared else None,
         )
         self.engines.append(measure_engine(engine, question, role))
 
@@ -308,12 +317,12 @@ class _Stage:
 
             def travel(scratch: Path = scratch) -> None:
                 if opened.shared and engine is not None:
-                    engine.publish(0, None)
+                    engine.load(_IN_PLACE)
                     return
                 scratch.mkdir(exist_ok=True)
                 train.export(scratch)
                 if engine is not None:
-                    engine.publish(0, scratch)
+                    _load(engine, scratch)
                 else:
                     train.load(scratch)
 
@@ -340,7 +349,7 @@ class _Stage:
             other = find(placement.backend).open_generate(context, None)
             try:
                 load_s = repeated(
-                    lambda: timed(self.timer, lambda: other.publish(0, scratch))  # noqa: B023
+                    lambda: timed(self.timer, lambda: _load(other, scratch))  # noqa: B023
                 )
             finally:
                 other.close()
@@ -448,3 +457,15 @@ def _picked(lengths: object) -> tuple[int, ...]:
 def _short(seconds: float) -> float:
     """Six digits: no measurement has more."""
     return float(f"{seconds:.6g}")
+
+
+def _load(engine: GenerateBackend, folder: Path) -> None:
+    """Has an engine load the weights of a folder as a run does, and waits until it has."""
+    engine.load(weights_of(folder, 0))
+    end = time.monotonic() + _LOAD_S
+    while not any(isinstance(output, Loaded) for output in engine.poll(1.0)):
+        if time.monotonic() > end:
+            raise BackendError(
+                "the engine does not report that it has loaded weights",
+                expected=f"`Loaded` from `poll` within {_LOAD_S:g} s",
+            )

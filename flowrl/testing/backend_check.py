@@ -139,7 +139,7 @@ def _engine(plugin: Plugin, models: Models) -> Iterator[CheckResult]:
         nonlocal engine
         if engine is None:
             engine = CheckedEngine(plugin, models)
-            engine.engine.publish(FIRST, models.first)
+            engine.load(FIRST, models.first)
         return check(engine)
 
     for name, check in ENGINE_CHECKS.items():

@@ -16,9 +16,11 @@ from flowrl.backend.protocols import (
     FinishReason,
     GenerateBackend,
     GenerateRequest,
+    Loaded,
     PolicyContext,
     Progress,
 )
+from flowrl.backend.weights import weights_of
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import Sampling
 from flowrl.testing.reference_model import (
@@ -123,6 +125,7 @@ class CheckedEngine:
         self.capabilities: Capabilities = plugin.capabilities
         context = replace(models.context, model=folder or models.first)
         self.engine: GenerateBackend = plugin.open_generate(context, None)
+        self._loading: list[Loaded] = []
         self.vocab_size = int(self.reference(context.model).model.config.vocab_size)
 
     def reference(self, folder: Path) -> ReferenceModel:
@@ -145,6 +148,12 @@ class CheckedEngine:
             seed=1000 + number,
             shares_prompt=f"0/{number}",
         )
+
+    def load(self, version: int, folder: Path) -> None:
+        """Has the engine load the weights of a folder, which it is to report by the next end."""
+        weights = weights_of(folder, version)
+        self._loading.append(Loaded(version=version, checksum=weights.checksum))
+        self.engine.load(weights)
 
     def finish(
         self,
@@ -175,12 +184,28 @@ class CheckedEngine:
                 if isinstance(event, Progress):
                     progress[event.sample] = event.num_tokens
                     continue
+                if isinstance(event, Loaded):
+                    self._check_loaded(event)
+                    continue
                 self._check_end(event, wanted, ended)
                 ended[event.sample] = event
                 progress.pop(event.sample, None)
             if during is not None:
                 during(progress)
+        if self._loading:
+            raise CheckFailed(
+                f"weights {self._loading[0].version} were not reported by `poll` as `Loaded`",
+                "a run keeps each version in memory for ever",
+            )
         return ended
+
+    def _check_loaded(self, loaded: Loaded) -> None:
+        expected = self._loading.pop(0) if self._loading else None
+        if loaded != expected:
+            raise CheckFailed(
+                f"{loaded} was reported, where {expected or 'nothing'} was to be loaded",
+                "the run ends: the engine samples from other weights than were published",
+            )
 
     def _check_end(
         self,

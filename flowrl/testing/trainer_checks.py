@@ -209,7 +209,7 @@ def _export(plugin: Plugin, models: Models) -> str:
             return "the exported folder loads"
         engine = CheckedEngine(plugin, models)
         try:
-            engine.engine.publish(1, folder)
+            engine.load(1, folder)
             requests = [engine.request(i) for i in range(8)]
             worst = engine.require_served(
                 requests,

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from flowrl.backend.environment import Action, EpisodeStart, Observation, Outcome
-from flowrl.backend.protocols import Finished, GenerateRequest, Progress
+from flowrl.backend.protocols import Finished, GenerateRequest, Progress, Weights
 from flowrl.config.roles import CharTokenizer
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.model_folder import build_tokenizer
@@ -154,8 +154,8 @@ class RuleEngine:
             versions=tuple(spans),
         )
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        self.version = version
+    def load(self, weights: Weights) -> None:
+        self.version = weights.version
 
     def sleep(self) -> None:
         self.log.append("sleep")

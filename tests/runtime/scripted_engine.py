@@ -21,13 +21,17 @@ from flowrl.backend.protocols import (
     Finished,
     GenerateBackend,
     GenerateRequest,
+    Loaded,
     PolicyContext,
     Progress,
     ScoreBackend,
     ScoreContext,
     Service,
     TrainBackend,
+    Weights,
+    WeightsKind,
 )
+from flowrl.backend.weights import checksum_of
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
@@ -62,7 +66,7 @@ def context(model: Path, *, num_slots: int = 4) -> PolicyContext:
 def weights(folder: Path, number: int) -> Path:
     """A folder that the engine loads `number` from."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "number.txt").write_text(str(number))
+    (folder / "number.safetensors").write_text(str(number))
     return folder
 
 
@@ -73,6 +77,7 @@ class ScriptedEngine:
         self._version = 0
         self._runs: dict[SampleId, tuple[GenerateRequest, list[int], list[list[int]]]] = {}
         self._ended: list[Finished] = []
+        self._loaded: list[Loaded] = []
 
     @property
     def num_slots(self) -> int:
@@ -87,7 +92,7 @@ class ScriptedEngine:
             if sample in self._runs:
                 self._end(sample, FinishReason.ABORT)
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         for sample in list(self._runs)[: self.num_slots]:
             request, tokens, spans = self._runs[sample]
             self._obey(int(request.prompt[0]))
@@ -100,7 +105,8 @@ class ScriptedEngine:
             if done and request.prompt[0] != HANG:
                 self._end(sample, FinishReason.LENGTH)
         ended, self._ended = self._ended, []
-        return [*ended, *self._progress()]
+        loaded, self._loaded = self._loaded, []
+        return [*loaded, *ended, *self._progress()]
 
     def _obey(self, word: int) -> None:
         match word:
@@ -138,10 +144,12 @@ class ScriptedEngine:
             )
         )
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        if weights is not None:
-            self._number = int((weights / "number.txt").read_text())
-        self._version = version
+    def load(self, weights: Weights) -> None:
+        for bucket in weights.handle:
+            self._number = int(bucket.tobytes())
+        self._version = weights.version
+        checksum = "" if weights.kind is WeightsKind.IN_PLACE else checksum_of(weights.handle)
+        self._loaded.append(Loaded(version=weights.version, checksum=checksum))
 
     def sleep(self) -> None:
         pass

@@ -105,7 +105,7 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(
     memory.mkdir()
     folders: list[WeightFolders] = []
 
-    def opened(beside: Path) -> WeightFolders:
+    def opened(beside: Path, *, share: None) -> WeightFolders:
         folders.append(WeightFolders(beside, shared_memory=memory))
         return folders[-1]
 
@@ -132,7 +132,8 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(
     check_accounts(run)
     assert len(list(read_json_lines(run / "evaluations.jsonl"))) >= 3
     (weights,) = folders
-    assert weights.latest == 6
+    assert weights.latest is not None
+    assert weights.latest.version == 6
     assert list(memory.iterdir()) == []  # nothing is left behind
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from flowrl.backend.protocols import Finished, GenerateRequest, Progress
+from flowrl.backend.protocols import Finished, GenerateRequest, Loaded, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId
 from flowrl.runtime.local.engine_restarts import MAX_FAILURES, EngineFailures
@@ -32,7 +32,7 @@ class Fragile(Engine):
         self.polls = 0
         self.restarts = 0
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         self.polls += 1
         if self.polls in self.breaks:
             raise self.error
@@ -163,7 +163,7 @@ def test_an_engine_that_cannot_be_opened_anew_raises_what_broke_it():
     world = World()
     engine = Engine(world)
 
-    def poll(timeout_s: float) -> list[Progress | Finished]:
+    def poll(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         raise RuntimeError("out of luck")
 
     engine.poll = poll  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.backend.weights import FileBuckets
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -20,9 +21,10 @@ DEADLINE_S = 60.0
 
 
 def publish(fleet: EngineFleet, version: int) -> Path:
-    folder = fleet.written(version)
-    fleet.publish(version, folder)
-    return folder
+    weights = fleet.written(version)
+    fleet.publish(weights)
+    assert isinstance(weights.handle, FileBuckets)
+    return weights.handle.folder
 
 
 def export(folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from flowrl.backend.protocols import Finished, GenerateRequest, Progress
+from flowrl.backend.protocols import Finished, GenerateRequest, Loaded, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId, SampleId
 from flowrl.runtime.channels import Message
@@ -24,6 +24,7 @@ from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.local.engine_worker import run_engine
 from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason, Sampling
+from tests.policy_contexts import weights_of
 from tests.runtime.scripted_engine import (
     BLOCK,
     DIE,
@@ -107,10 +108,10 @@ def request(sample: str, word: int = 1, *, tokens: int = 3, kept: tuple[int, ...
 
 
 def until(
-    engine: EngineProcess, done: Callable[[list[Progress | Finished]], bool]
-) -> list[Progress | Finished]:
+    engine: EngineProcess, done: Callable[[list[Progress | Finished | Loaded]], bool]
+) -> list[Progress | Finished | Loaded]:
     """All outputs up to those that `done` says yes to."""
-    outputs: list[Progress | Finished] = []
+    outputs: list[Progress | Finished | Loaded] = []
     end = time.monotonic() + DEADLINE_S
     while not done(outputs):
         assert time.monotonic() < end, outputs
@@ -118,11 +119,11 @@ def until(
     return outputs
 
 
-def all_ends(outputs: list[Progress | Finished]) -> list[Finished]:
+def all_ends(outputs: list[Progress | Finished | Loaded]) -> list[Finished]:
     return [output for output in outputs if isinstance(output, Finished)]
 
 
-def ends(outputs: list[Progress | Finished]) -> dict[str, Finished]:
+def ends(outputs: list[Progress | Finished | Loaded]) -> dict[str, Finished]:
     return {output.sample: output for output in outputs if isinstance(output, Finished)}
 
 
@@ -157,12 +158,15 @@ def test_an_engine_says_when_it_generated_loaded_and_waited(opened: Open, tmp_pa
 
 
 def test_what_is_sent_behind_new_weights_is_drawn_from_them(opened: Open, tmp_path: Path):
-    loaded: list[int] = []
-    engine = opened(published=loaded.append)
+    engine = opened()
     engine.submit([request("0/0/0", HANG)])
-    engine.publish(4, weights(tmp_path / "4", 44))
+    sent = weights_of(4, weights(tmp_path / "4", 44))
+    engine.load(sent)
     engine.submit([request("0/1/0")])
-    until(engine, lambda outputs: "0/1/0" in ends(outputs))
+    outputs = until(engine, lambda outputs: "0/1/0" in ends(outputs))
+    assert [o for o in outputs if isinstance(o, Loaded)] == [
+        Loaded(version=4, checksum=sent.checksum)
+    ]
     engine.abort([SampleId("0/0/0"), SampleId("0/9/9")])
     found = ends(until(engine, lambda outputs: "0/0/0" in ends(outputs)))
     # The running one went on with the new weights, and says so.
@@ -170,7 +174,6 @@ def test_what_is_sent_behind_new_weights_is_drawn_from_them(opened: Open, tmp_pa
     assert first.reason is FinishReason.ABORT
     assert first.versions[-1][0] == 4
     assert first.tokens[-1] == 44
-    assert loaded == [4]
 
 
 def test_a_request_goes_on_from_the_tokens_that_it_brings(opened: Open):
@@ -253,7 +256,7 @@ def test_what_is_sent_to_an_engine_that_is_dead_is_lost_and_nothing_else(
     os.kill(engine._channel.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         until(engine, lambda outputs: False)
-    engine.publish(2, weights(tmp_path / "2", 22))
+    engine.load(weights_of(2, weights(tmp_path / "2", 22)))
     engine.submit([request("0/0/0")])
     engine.abort([SampleId("0/0/0")])
     with pytest.raises(WorkerDied, match="SIGKILL"):
@@ -312,7 +315,7 @@ def test_an_engine_that_is_not_ready_in_time_is_given_up(opened: Open):
 
 def test_weights_in_place_cannot_be_published_to_it(opened: Open):
     with pytest.raises(BackendError, match="in place"):
-        opened().publish(1, None)
+        opened().load(weights_of(1))
 
 
 def test_a_closed_engine_is_gone_and_takes_nothing(opened: Open):

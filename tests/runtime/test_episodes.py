@@ -17,6 +17,7 @@ from flowrl.ids import SampleId
 from flowrl.runtime.environments.transcript import FinishedEpisode
 from flowrl.runtime.setup.policies import derive_seed
 from flowrl.specs import FinishReason, Sampling
+from tests.policy_contexts import weights_of
 from tests.runtime.episode_worlds import (
     STOP,
     Limits,
@@ -169,7 +170,7 @@ def test_weights_that_are_published_in_the_middle_are_told_for_every_token(token
         while end is None:
             outputs = engine.poll(1.0)
             version += 1
-            engine.publish(version, None)
+            engine.load(weights_of(version))
             end = next((o for o in outputs if isinstance(o, FinishedEpisode)), None)
     assert sum(count for _, count in end.versions) == len(end.tokens)
     versions = np.repeat(*np.array(end.versions).T)

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.backend.protocols import Finished, GenerateRequest, Progress, ScoreRequest, ScoreResult
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateRequest,
+    Loaded,
+    Progress,
+    ScoreRequest,
+    ScoreResult,
+)
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import RewardError, SchedulerError
@@ -63,7 +70,7 @@ class Engine:
     def abort(self, samples: Sequence[SampleId]) -> None:
         self._aborted += [sample for sample in samples if sample in self.requests]
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         if self._aborted:
             return [self._end(self._aborted.pop(0), FinishReason.ABORT)]
         waiting = deque(self.requests) if self._order is None else self._order
@@ -445,7 +452,7 @@ def test_a_move_puts_the_end_of_the_wait_off():
     polls = 0
     poll = engine.poll
 
-    def slow(timeout_s: float) -> list[Progress | Finished]:
+    def slow(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         nonlocal polls
         polls += 1
         world.now += 4.0  # below the limit of 5, each time

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.backend.protocols import Finished, Progress, ScoreRequest
+from flowrl.backend.protocols import Finished, Loaded, Progress, ScoreRequest, Weights
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import DataError, SchedulerError
@@ -32,6 +32,7 @@ from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.driver.streaming_tree import StreamingTree
 from flowrl.specs import Sampling
+from tests.policy_contexts import weights_of
 from tests.runtime.node_world import lowered
 from tests.runtime.scripted_engine import ScriptedEngine, context, weights
 from tests.runtime.test_rollouts import VERIFIER, Scoring, Words, World, by_member
@@ -63,15 +64,15 @@ class Fleet:
         }
         self.busy_s = 0.0
         self.log: list[str] = []
-        self._latest: tuple[int, Path] | None = None
+        self._latest: Weights | None = None
 
-    def announce(self, version: int, folder: Path) -> None:
-        self._latest = (version, folder)
+    def announce(self, weights: Weights) -> None:
+        self._latest = weights
 
     def load(self, name: EngineId) -> None:
         assert self._latest is not None
-        self.engines[name].publish(*self._latest)
-        self.log.append(f"{name} loads {self._latest[0]}")
+        self.engines[name].load(self._latest)
+        self.log.append(f"{name} loads {self._latest.version}")
 
 
 class Prompts:
@@ -181,7 +182,7 @@ class Rollout:
     def publish(self) -> None:
         self.version += 1
         folder = weights(self.folder / str(self.version), self.version)
-        self.tree.load(self.fleet, self.version, folder)  # type: ignore[arg-type]
+        self.tree.load(self.fleet, weights_of(self.version, folder))  # type: ignore[arg-type]
 
 
 def ages(collected: CollectedBatch) -> list[int]:
@@ -339,7 +340,7 @@ def test_the_time_in_which_an_engine_is_waited_for_is_no_time_of_driving(tmp_pat
     (engine,) = rollout.fleet.engines.values()
     poll = engine.poll
 
-    def patient(timeout_s: float) -> list[Progress | Finished]:
+    def patient(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         rollout.world.now += 1.0
         return poll(timeout_s)
 
@@ -401,7 +402,7 @@ def test_a_driver_goes_on_from_what_was_written_without_losing_or_repeating_anyt
         )
         again.version, again.batch = rollout.version, rollout.batch
         for name in again.fleet.engines:
-            again.fleet.announce(again.version, tmp_path / str(again.version))
+            again.fleet.announce(weights_of(again.version, tmp_path / str(again.version)))
             again.fleet.load(name)
         rollout = again
     assert set(ended.values()) == {1}
@@ -451,7 +452,7 @@ def test_a_batch_that_nothing_moves_for_is_given_up_and_one_that_nobody_wants_is
 ):
     rollout = Rollout(tmp_path)
 
-    def stuck(timeout_s: float) -> list[Progress | Finished]:
+    def stuck(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         rollout.world.now += 3.0
         return []
 
@@ -470,7 +471,7 @@ def test_samples_of_an_engine_that_breaks_are_drawn_by_another(tmp_path: Path):
     rollout.rounds(3)
     broken = rollout.fleet.engines[EngineId("actor[0]")]
 
-    def poll(timeout_s: float) -> list[Progress | Finished]:
+    def poll(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         raise RuntimeError("no more memory")
 
     broken.poll = poll  # type: ignore[method-assign]
@@ -490,7 +491,7 @@ def test_an_engine_that_answers_late_for_what_was_given_up_holds_nothing_for_eve
     answers, held = slow.poll, dict(slow._runs)
     assert held
 
-    def silent(timeout_s: float) -> list[Progress | Finished]:
+    def silent(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         rollout.world.now += 0.5
         return []
 
@@ -513,7 +514,7 @@ def silenced(rollout: Rollout) -> tuple[ScriptedEngine, Callable[[], None]]:
     engine = rollout.fleet.engines[EngineId("actor[0]")]
     answers, since = engine.poll, rollout.world.now
 
-    def silent(timeout_s: float) -> list[Progress | Finished]:
+    def silent(timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         rollout.world.now += 0.5
         return []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.backend.protocols import Finished, GenerateRequest, Progress, ScoreRequest
+from flowrl.backend.protocols import Finished, GenerateRequest, Loaded, Progress, ScoreRequest
 from flowrl.data import PromptItem
 from flowrl.errors import DataError, WorkerDied
 from flowrl.graph import Op
@@ -365,7 +365,7 @@ class Breaking(Engine):
 
     restarts = polls = 0
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         self.polls += 1
         if self.polls == 3:
             raise WorkerDied("the process died")

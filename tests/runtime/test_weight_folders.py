@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.backend.weights import WeightsKind
 from flowrl.ids import EngineId
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
@@ -16,10 +17,11 @@ ONE, TWO = EngineId("actor.generate[0]"), EngineId("actor.generate[1]")
 
 
 def filled(folders: WeightFolders, version: int) -> Path:
-    folder = folders.new(version)
-    (folder / "model.safetensors").write_text(str(version))
-    folders.add(version, folder)
-    return folder
+    def export(folder: Path) -> None:
+        (folder / "model.safetensors").write_text(str(version))
+
+    folders.add(folders.written(version, export))
+    return folders.root / str(version)
 
 
 @pytest.fixture
@@ -44,7 +46,9 @@ def test_an_older_version_goes_once_every_engine_that_was_told_has_loaded_it(
     assert second.exists()
     folders.loaded(TWO, 2)
     assert second.exists()  # the newest stays, for engines that are opened anew
-    assert (folders.latest, folders.folder(2)) == (2, second)
+    assert folders.latest is not None
+    assert (folders.latest.version, folders.latest.kind) == (2, WeightsKind.SHARED_MEMORY)
+    assert [bucket.tobytes() for bucket in folders.latest.handle] == [b"2"]
 
 
 def test_what_a_dead_engine_was_told_is_forgotten(folders: WeightFolders):
@@ -59,7 +63,8 @@ def test_what_a_dead_engine_was_told_is_forgotten(folders: WeightFolders):
 def test_a_version_that_is_still_being_written_is_not_the_latest(folders: WeightFolders):
     filled(folders, 1)
     folders.new(2)
-    assert folders.latest == 1
+    assert folders.latest is not None
+    assert folders.latest.version == 1
 
 
 def test_closing_leaves_nothing(folders: WeightFolders, tmp_path: Path):

@@ -135,7 +135,7 @@ class PretendEngine:
             )
         )
 
-    def publish(self, version, weights) -> None:
+    def load(self, weights) -> None:
         self.loading = True
 
     def sleep(self) -> None: ...

@@ -13,6 +13,7 @@ from flowrl.sim.engine import PollRule
 from flowrl.sim.measure import EngineQuestion, after_other_work, measure_engine, repeated
 from flowrl.sim.measure_train import TrainQuestion, measure_op
 from flowrl.specs import Sampling
+from tests.policy_contexts import weights_of
 from tests.runtime.tiny_runs import tiny_config
 from tests.sim.pretend import PretendEngine, PretendTrainer, Timer
 
@@ -78,7 +79,7 @@ def test_what_rows_cost_that_end_one_after_the_other_is_found():
 
 def test_the_first_step_after_a_publication_is_found_to_take_longer():
     engine = PretendEngine(timer=Timer(), load_s=0.05)
-    asked = question(engine.timer, publish=lambda: engine.publish(0, None))
+    asked = question(engine.timer, publish=lambda: engine.load(weights_of(0)))
     assert measure_engine(engine, asked, "actor").load_s == pytest.approx(0.05, rel=0.01)
 
 

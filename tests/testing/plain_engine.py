@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,12 @@ from flowrl.backend.protocols import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Loaded,
     PolicyContext,
     Progress,
+    Weights,
 )
+from flowrl.backend.weights import FileBuckets, checksum_of
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.testing.reference_model import ReferenceModel
@@ -43,6 +46,7 @@ class PlainEngine:
         self._running: dict[SampleId, Running] = {}
         self._prompts: set[bytes] = set()
         self._ended: list[Finished] = []
+        self._loaded: list[Loaded] = []
 
     def submit(self, requests: Any) -> None:
         for request in requests:
@@ -63,11 +67,12 @@ class PlainEngine:
                     running = Running(running.request)
                 self._end(running, FinishReason.ABORT)
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         if self._fault == "ends nothing":
             return []
         self._step(list(self._running.values()))
-        events: list[Progress | Finished] = [*self._ended]
+        events: list[Progress | Finished | Loaded] = [*self._loaded, *self._ended]
+        self._loaded = []
         self._ended = []
         return events + [
             Progress(
@@ -146,12 +151,15 @@ class PlainEngine:
         )
         self._ended += [end, end] if self._fault == "ends twice" else [end]
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        assert weights is not None
-        new = ReferenceModel(weights)
+    def load(self, weights: Weights) -> None:
+        assert isinstance(weights.handle, FileBuckets)
+        new = ReferenceModel(weights.handle.folder)
+        if self._fault != "reports no weights":
+            checksum = checksum_of(weights.handle)
+            self._loaded.append(Loaded(version=weights.version, checksum=checksum))
         if self._fault == "tied embeddings" and new.model.config.tie_word_embeddings:
             new.model.lm_head.weight = torch.nn.Parameter(self._model.model.lm_head.weight)
-        self._version = version
+        self._version = weights.version
         if self._fault == "version before weights":
             self._coming = new  # served from the second token of any response on
         else:

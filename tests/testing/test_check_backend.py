@@ -40,7 +40,7 @@ def run_check(name: str, fault: str, models: Models) -> str:
         assert models.tied is not None
         return check_tied(CheckedEngine(PlainPlugin(fault), models, models.tied[0]))
     engine = CheckedEngine(PlainPlugin(fault), models)
-    engine.engine.publish(FIRST, models.first)
+    engine.load(FIRST, models.first)
     return ENGINE_CHECKS[name](engine)
 
 
@@ -55,6 +55,7 @@ def run_check(name: str, fault: str, models: Models) -> str:
         ("drops tokens", "abort", "ended with abort and 0 tokens"),
         ("no stop token", "stop tokens", "ended with stop, its stop tokens at positions"),
         ("ends twice", "greedy", "which no running request has"),
+        ("reports no weights", "greedy", "were not reported by `poll`"),
     ],
 )
 def test_a_fault_that_real_engines_had_is_found(models: Models, fault: str, check: str, found: str):
@@ -214,7 +215,7 @@ def test_what_is_not_declared_is_not_checked(models: Models):
     plugin = PlainPlugin()
     plugin.capabilities = replace(plugin.capabilities, sleep=False, resume=False)
     engine = CheckedEngine(plugin, models)
-    engine.engine.publish(FIRST, models.first)
+    engine.load(FIRST, models.first)
     for name in ("resume", "sleep and wake"):
         with pytest.raises(NotDeclared):
             ENGINE_CHECKS[name](engine)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from flowrl.backend.protocols import Finished, FinishReason, Progress, Service
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
+from tests.policy_contexts import load
 from tests.torch_backend.engine_fixtures import (
     VOCAB,
     collect,
@@ -117,11 +118,11 @@ def test_a_response_that_is_complete_already_ends_without_new_tokens():
 
 def test_version_spans_say_which_weights_drew_each_token():
     engine = make_engine(make_model(), slots=2)
-    engine.publish(3, None)
+    load(engine, 3)
     engine.submit([request(1, max_tokens=100), request(2, max_tokens=140)])
     before = {event.sample: event.num_tokens for event in engine.poll(60.0)}
     assert all(0 < count < 100 for count in before.values())
-    engine.publish(4, None)
+    load(engine, 4)
     engine.submit([request(3, max_tokens=4)])
     ended = collect(engine, 3)
     for sample, length in ((SampleId("0/1/0"), 100), (SampleId("0/2/0"), 140)):
@@ -133,14 +134,14 @@ def test_version_spans_say_which_weights_drew_each_token():
 def test_an_aborted_attempt_has_the_tokens_of_each_version_until_then():
     """Those that the host had not read when the weights changed are of the old ones."""
     engine = make_engine(make_model())
-    engine.publish(1, None)
+    load(engine, 1)
     item = request(1, max_tokens=140)
     engine.submit([item])
     counts = []
     for version in (2, 4):
         (progress,) = engine.poll(60.0)
         counts.append(progress.num_tokens)
-        engine.publish(version, None)
+        load(engine, version)
     engine.abort([item.sample])
     (end,) = engine.poll(60.0)
     assert end.versions == ((1, counts[0]), (2, counts[1] - counts[0]))
@@ -153,7 +154,7 @@ def test_published_weights_are_loaded_from_a_folder(tmp_path):
     engine = make_engine(model)
     item = request(1, temperature=0.0, max_tokens=15)
     assert run(engine, [item])[item.sample].tokens.tolist() == reference_greedy(model, item)
-    engine.publish(1, tmp_path)
+    load(engine, 1, tmp_path)
     result = run(engine, [item])[item.sample]
     assert result.tokens.tolist() == reference_greedy(other, item)
     assert result.versions == ((1, 15),)
@@ -171,7 +172,7 @@ def test_tied_embeddings_may_be_stored_once(tmp_path):
     source = hf.Qwen2ForCausalLM(config)
     source.save_pretrained(tmp_path)
     engine = make_engine(hf.Qwen2ForCausalLM(config))
-    engine.publish(1, tmp_path)
+    load(engine, 1, tmp_path)
     torch.testing.assert_close(engine._model.lm_head.weight, source.lm_head.weight)
 
 
@@ -185,22 +186,22 @@ def test_weights_with_other_names_or_shapes_are_refused_and_change_nothing(tmp_p
     missing = {k: v for k, v in good.items() if k != "model.norm.weight"}
     save_file({**missing, "model.extra": torch.zeros(2)}, file)
     with pytest.raises(BackendError, match="do not belong") as caught:
-        engine.publish(1, tmp_path)
+        load(engine, 1, tmp_path)
     assert "missing model.norm.weight" in str(caught.value)
     assert "unexpected model.extra" in str(caught.value)
 
     save_file({**good, "model.norm.weight": torch.zeros(31)}, file)
     with pytest.raises(BackendError) as caught:
-        engine.publish(1, tmp_path)
+        load(engine, 1, tmp_path)
     assert "shape [31]" in str(caught.value)
     assert "shape [32]" in str(caught.value)
 
     file.write_bytes(b"not safetensors")
     with pytest.raises(BackendError, match="cannot be read"):
-        engine.publish(1, tmp_path)
+        load(engine, 1, tmp_path)
     file.unlink()
     with pytest.raises(BackendError, match="no weights"):
-        engine.publish(1, tmp_path)
+        load(engine, 1, tmp_path)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flowrl.backend.protocols import Finished, FinishReason
+from tests.policy_contexts import load
 from tests.torch_backend.engine_fixtures import make_engine, make_model, request, run
 
 STOPS = (3, 4)
@@ -44,7 +45,7 @@ def test_every_sample_gets_the_tokens_it_gets_alone_and_ends_once_per_attempt(se
             engine.abort([list(live)[int(rng.integers(len(live)))]])
         elif action == 2:
             version += 1
-            engine.publish(version, None)
+            load(engine, version)
         else:
             for event in engine.poll(float(rng.integers(2)) * 60.0):
                 item = live[event.sample]

@@ -16,6 +16,7 @@ from flowrl_backends.torch.engine import TorchEngine
 from flowrl_backends.torch.fused import FusedDecoder
 from flowrl_backends.torch.order import RowOrder, split_rows
 from flowrl_backends.torch.slots import KVSlots, RowSpan
+from tests.policy_contexts import load
 from tests.torch_backend.engine_fixtures import (
     collect,
     make_engine,
@@ -102,7 +103,7 @@ def shift(model: torch.nn.Module) -> None:
 
 def announced(engine: TorchEngine, model: torch.nn.Module) -> None:
     shift(model)
-    engine.publish(1, None)
+    load(engine, 1)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])

@@ -21,6 +21,7 @@ from flowrl_backends.torch import plugin
 from flowrl_backends.torch.packing import micro_batches
 from flowrl_backends.torch.trainer import TorchTrainer
 from flowrl_backends.torch.updates import Objective, update_together
+from tests.policy_contexts import load
 from tests.torch_backend.trainer_fixtures import (
     CONFIGS,
     assert_equal,
@@ -239,7 +240,7 @@ def test_weights_are_loaded_in_place_and_training_goes_on_from_them(
 
 def answer(engine: GenerateBackend, version: int) -> Any:
     """Logprobs of the tokens that an engine draws with the weights it shares."""
-    engine.publish(version, None)
+    load(engine, version)
     request = GenerateRequest(
         sample=SampleId("0/0/0"),
         attempt=version,

@@ -13,6 +13,7 @@ from flowrl.backend.protocols import Head
 from flowrl.errors import BackendError
 from flowrl.specs import AdamW
 from flowrl_backends.torch.trainer import TorchTrainer
+from tests.policy_contexts import load
 from tests.torch_backend import engine_fixtures as engines
 from tests.torch_backend.trainer_fixtures import SHAPE, context, training, update_spec
 
@@ -63,7 +64,7 @@ def test_an_engine_of_its_own_draws_from_published_weights(folder: Path, tmp_pat
     model = TorchTrainer(context(folder, seed=3)).model
     engine = engines.make_engine(model, max_length=40)
     shared = engines.make_engine(source.model, max_length=40)
-    engine.publish(1, tmp_path / "other")
+    load(engine, 1, tmp_path / "other")
     asked = [engines.request(0, prompt=(3, 4), max_tokens=5)]
     (one,), (other,) = (engines.run(each, asked).values() for each in (engine, shared))
     np.testing.assert_array_equal(one.logprobs, other.logprobs)

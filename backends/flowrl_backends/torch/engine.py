@@ -24,14 +24,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateRequest,
+    Loaded,
+    PolicyContext,
+    Progress,
+    Weights,
+    WeightsKind,
+)
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
@@ -69,7 +76,7 @@ class TorchEngine:
     Args:
         context: The role's context.
         model: The model, decoded on its device; with `shares_weights` it belongs to a trainer, and
-            `publish` takes no folder.
+            `load` takes no others.
         shares_weights: True if the model is a trainer's.
 
     Raises:
@@ -94,6 +101,7 @@ class TorchEngine:
         self._closed = False
         self._waiting: deque[GenerateRequest] = deque()
         self._ended: list[Finished] = []
+        self._loaded: list[Loaded] = []
         self._live: set[SampleId] = set()
         self._vocab_size = int(model.config.vocab_size)
         self._device = torch.device(context.device)
@@ -171,9 +179,12 @@ class TorchEngine:
             with self._no_grad():
                 self._leave(rows, [FinishReason.ABORT] * len(rows))
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         """See `GenerateBackend`; at most 32 decode steps, and 8 after the first end."""
         self._open()
+        if self._loaded:
+            loaded, self._loaded = self._loaded, []
+            return loaded
         if (self._waiting or len(self._rows)) and not self._ended:
             if self._asleep:
                 raise BackendError(
@@ -194,27 +205,29 @@ class TorchEngine:
             ]
         return ended
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        """See `GenerateBackend`.
+    def load(self, weights: Weights) -> None:
+        """See `GenerateBackend`; returns when they are loaded.
 
         Raises:
-            BackendError: The engine shares the trainer's weights and gets a folder, or the weights
+            BackendError: The engine shares the trainer's weights and gets others, or the weights
                 are not those of this model.
         """
         self._open()
         with self._no_grad():
             self._rows.read_window()
-        if weights is not None:
+        checksum = ""
+        if weights.kind is not WeightsKind.IN_PLACE:
             if self._shares_weights:
                 raise BackendError(
                     "the engine reads the trainer's parameters in place and loads no others",
                     where=f"role {self._context.role}",
-                    found=str(weights),
-                    expected="weights=None",
+                    found=f"weights by {weights.kind}",
+                    expected=f"weights {WeightsKind.IN_PLACE}",
                 )
-            load_weights(self._model, weights, role=self._context.role)
+            checksum = load_weights(self._model, weights.handle, role=self._context.role)
         self._decoder.refresh()
-        self._rows.version = version
+        self._rows.version = weights.version
+        self._loaded.append(Loaded(version=weights.version, checksum=checksum))
 
     def sleep(self) -> None:
         """See `GenerateBackend`.

@@ -7,7 +7,7 @@ module, mask or output object is made. The results equal those of the general pa
 
 The stacked matrices are copies, made for models of up to 256 MiB only (larger models are bound by
 arithmetic and would lose memory) and made again when a parameter has changed, which every poll
-checks (`SeenParameters`); `refresh` covers changes that it cannot detect, and `publish` calls it.
+checks (`SeenParameters`); `refresh` covers changes that it cannot detect, and `load` calls it.
 """
 
 from __future__ import annotations

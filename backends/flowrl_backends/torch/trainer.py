@@ -20,6 +20,7 @@ import torch
 
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import Head, OptimizerStep, PolicyContext, UpdateSpec
+from flowrl.backend.weights import FileBuckets
 from flowrl.errors import BackendError, CheckpointError
 from flowrl.specs import AdamW, spec_from_json
 from flowrl_backends.torch import checkpoint
@@ -42,6 +43,8 @@ __all__ = ["TorchTrainer"]
 
 _STATE, _TENSORS, _MODEL = "trainer.json", "trainer.safetensors", "model"
 _FORMAT = 2
+_BUCKET_BYTES = 512 << 20
+"""Bytes of the files of an export; of a single larger tensor, its own size."""
 
 
 class TorchTrainer:
@@ -251,7 +254,7 @@ class TorchTrainer:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         with quiet_transformers(), checkpoint.system_errors(folder):
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, max_shard_size=_BUCKET_BYTES)
         checkpoint.copy_files(tokenizer_files(self._context.model), folder)
         checkpoint.flush_folder(folder)
 
@@ -266,11 +269,12 @@ class TorchTrainer:
         Raises:
             BackendError: The weights cannot be read or belong to another model.
         """
+        buckets = FileBuckets(folder)
         if decay:
             self._average.begin(decay)
-            load_weights(self.model, folder, role=self._context.role, average=self._average)
+            load_weights(self.model, buckets, role=self._context.role, average=self._average)
         else:
-            load_weights(self.model, folder, role=self._context.role)
+            load_weights(self.model, buckets, role=self._context.role)
             self._average = Average()
         if self._optimizer is not None:
             self._optimizer.take_parameters()
@@ -337,7 +341,7 @@ class TorchTrainer:
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
         try:
-            load_weights(self.model, folder / _MODEL, role=self._context.role)
+            load_weights(self.model, FileBuckets(folder / _MODEL), role=self._context.role)
         except BackendError as error:
             raise CheckpointError(
                 error.what,

@@ -1,19 +1,21 @@
-"""Loading weights from a folder into an existing model.
+"""Loading weights into an existing model.
 
-A folder holds the names that `save_pretrained` writes. For most architectures these are the model's
-own; for some (experts of mixtures, GPT-NeoX) Transformers keeps other names and shapes in memory
-and translates when it saves and loads. Only Transformers knows how, so it loads such a folder.
+Files of weights hold the names that `save_pretrained` writes. For most architectures these are the
+model's own; for some (experts of mixtures, GPT-NeoX) Transformers keeps other names and shapes in
+memory and translates when it saves and loads. Only Transformers knows how, so it loads those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import json
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from transformers import PreTrainedModel
 
+from flowrl.backend.weights import Bytes, checksum_of
 from flowrl.errors import BackendError
 from flowrl_backends.torch.model import quiet_transformers
 
@@ -62,55 +64,55 @@ class Average:
 
 
 def load_weights(
-    model: PreTrainedModel, folder: Path, *, role: str, average: Average | None = None
-) -> None:
-    """Copies every tensor of `folder/*.safetensors` into `model`, in place.
+    model: PreTrainedModel, buckets: Iterable[Bytes], *, role: str, average: Average | None = None
+) -> str:
+    """Copies every tensor of the buckets into `model`, in place; returns the bytes' checksum.
 
     Names and shapes must match exactly; a tensor that shares storage with a loaded one (tied
-    embeddings) may be absent. Nothing is changed unless everything matches.
+    embeddings) may be absent. Nothing is changed unless everything matches. One bucket at a time is
+    in memory, unless Transformers has to translate names.
 
     Args:
+        buckets: Files of safetensors, which are iterated over twice.
         average: Where given, the tensors are averaged with the model's instead of copied.
 
     Raises:
         BackendError: Files are missing or unreadable, or names or shapes differ.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise BackendError(
-            "no weights to load",
-            where=f"role {role}",
-            found=str(folder),
-            expected="*.safetensors files",
-        )
     targets = model.state_dict()
     take = _copy if average is None else average.take
     try:
-        shapes = _shapes(files)
+        shapes = {name: shape for bucket in buckets for name, shape in _shapes(bucket)}
+        if not shapes:
+            raise BackendError(
+                "no weights to load",
+                where=f"role {role}",
+                found=str(buckets),
+                expected="*.safetensors files",
+            )
         if not set(shapes) <= set(targets):
-            translated = _translated(model, folder)
+            translated = _translated(model, buckets)
             if translated is not None:
                 take(targets, translated)
-                return
-        _check(targets, shapes, folder, role)
-        for path in files:
-            with safe_open(path, framework="pt") as file:
-                # One tensor at a time: a second copy of the model may not fit.
-                for name in file.keys():  # noqa: SIM118, an object that is no mapping
-                    take(targets, {name: file.get_tensor(name)})
-    except SafetensorError as error:
+                return checksum_of(buckets)
+        _check(targets, shapes, str(buckets), role)
+        checksum = ""
+        for bucket in buckets:
+            checksum = checksum_of([bucket], checksum)
+            take(targets, load(bucket.tobytes()))
+        return checksum
+    except (SafetensorError, ValueError) as error:
         raise BackendError(
-            "a weights file cannot be read", where=f"role {role}", found=f"{folder}: {error}"
+            "a weights file cannot be read", where=f"role {role}", found=f"{buckets}: {error}"
         ) from error
 
 
-def _shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                found[name] = tuple(file.get_slice(name).get_shape())
-    return found
+def _shapes(bucket: Bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields names and shapes, of which safetensors have a JSON object behind its length."""
+    end = 8 + int.from_bytes(bucket[:8].tobytes(), "little")
+    for name, entry in json.loads(bucket[8:end].tobytes()).items():
+        if name != "__metadata__":
+            yield name, tuple(entry["shape"])
 
 
 @torch.no_grad()
@@ -119,19 +121,17 @@ def _copy(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tenso
         targets[name].copy_(tensor)
 
 
-def _translated(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor] | None:
-    """Returns the folder's tensors under the model's names; None for another model."""
-    if not (folder / "config.json").is_file():
-        return None  # not written by `export`
+def _translated(model: PreTrainedModel, buckets: Iterable[Bytes]) -> dict[str, torch.Tensor] | None:
+    """Returns the tensors under the model's names; None for those of another model."""
+    tensors = {name: tensor for b in buckets for name, tensor in load(b.tobytes()).items()}
     try:
-        # Tensors that the folder lacks would be drawn at random, before they are refused here.
+        # Tensors that are missing would be drawn at random, before they are refused here.
         with quiet_transformers(reports=False), torch.random.fork_rng(devices=[]):
             other, report = type(model).from_pretrained(
-                folder,
+                None,
                 config=model.config,
                 dtype=model.dtype,
-                local_files_only=True,
-                use_safetensors=True,
+                state_dict=tensors,
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, RuntimeError):
@@ -145,7 +145,7 @@ def _translated(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]
 def _check(
     targets: Mapping[str, torch.Tensor],
     shapes: Mapping[str, tuple[int, ...]],
-    folder: Path,
+    source: str,
     role: str,
 ) -> None:
     unexpected = sorted(set(shapes) - set(targets))
@@ -164,7 +164,7 @@ def _check(
         raise BackendError(
             "the weights do not belong to this model",
             where=f"role {role}",
-            found=f"{folder}: {'; '.join(parts)}",
+            found=f"{source}: {'; '.join(parts)}",
             expected=f"the {len(targets)} tensors of the model",
         )
     for name, shape in shapes.items():

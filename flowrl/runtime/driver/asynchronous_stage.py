@@ -193,8 +193,8 @@ class AsynchronousStage(Stage):
         """Sends new weights to the engines and reports the version to the scheduler."""
         for role, fleet in self._fleets.items():
             if engine in fleet.engines:
-                folder = fleet.written(version)
-                self._thread.post(partial(self._tree.load, fleet, version, folder))
+                weights = fleet.written(version)
+                self._thread.post(partial(self._tree.load, fleet, weights))
                 self._published.add(role)
 
     # Standing still

@@ -28,7 +28,7 @@ from itertools import groupby
 from typing import assert_never
 
 from flowrl.backend.plugin import GIVEN_PER_SLOT
-from flowrl.backend.protocols import Finished, GenerateBackend, Progress
+from flowrl.backend.protocols import Finished, GenerateBackend, Loaded, Progress
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
@@ -428,7 +428,7 @@ class RolloutDriver:
             started = self._clock()
             # One in another process is waited for together with all others.
             timeout_s = 0.0 if isinstance(engine, Waitable) else self._decode_s
-            nothing: list[Progress | Finished] = []
+            nothing: Sequence[Progress | Finished | Loaded] = []
             poll = partial(engine.poll, timeout_s)
             # One in another process notes by itself what it does.
             with SPANS.of(engine_id, "generate") if timeout_s else nullcontext():

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from flowrl.backend.protocols import (
     Finished,
     GenerateBackend,
     GenerateRequest,
+    Loaded,
     Progress,
     ScoreRequest,
     ScoreResult,
+    Weights,
 )
 from flowrl.errors import WorkerDied
 from flowrl.ids import NodeId, SampleId
@@ -89,6 +90,8 @@ class _SharedEngine:
 
     def poll(self, timeout_s: float) -> None:
         for output in self.engine.poll(timeout_s):
+            if isinstance(output, Loaded):
+                continue
             rollout, own = _owner(output)
             self._views[rollout].outputs.append(own)
 
@@ -149,8 +152,8 @@ class _EngineView:
         self._shared.restart()
         self.lost = None
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        self._shared.engine.publish(version, weights)
+    def load(self, weights: Weights) -> None:
+        self._shared.engine.load(weights)
 
     def sleep(self) -> None:
         self._shared.engine.sleep()

@@ -113,7 +113,7 @@ class Stage:
         """
         for fleet in self._fleets.values():
             if engine in fleet.engines:
-                fleet.publish(version, fleet.written(version))
+                fleet.publish(fleet.written(version))
         for rollout in self._rollouts:
             if rollout.driver.serves(engine):
                 rollout.driver.publish(version)

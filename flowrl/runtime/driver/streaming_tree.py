@@ -19,8 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
+from flowrl.backend.weights import Weights
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, NodeId, SampleId
@@ -134,20 +134,16 @@ class StreamingTree(RolloutTree):
     def _generating_s(self) -> float:
         return sum(fleet.busy_s for fleet in self._fleets)
 
-    def load(self, fleet: EngineFleet, version: int, folder: Path) -> None:
-        """Has the engines of a fleet serve new weights.
-
-        Args:
-            folder: The folder that `EngineFleet.written` wrote.
-        """
-        fleet.announce(version, folder)
+    def load(self, fleet: EngineFleet, weights: Weights) -> None:
+        """Has the engines of a fleet serve what `EngineFleet.written` returned."""
+        fleet.announce(weights)
         drivers = [rollout.driver for rollout in self.rollouts]
         served = [driver for driver in drivers if any(map(driver.serves, fleet.engines))]
         if not served[0].scheduler.settings.publication.empties:
             for engine in fleet.engines:
                 fleet.load(engine)
         for driver in served:
-            driver.publish(version)
+            driver.publish(weights.version)
 
     # Rounds
 

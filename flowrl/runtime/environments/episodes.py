@@ -33,7 +33,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import assert_never
 
 import numpy as np
@@ -47,7 +46,14 @@ from flowrl.backend.environment import (
     Outcome,
     Said,
 )
-from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateBackend,
+    GenerateRequest,
+    Loaded,
+    Progress,
+    Weights,
+)
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import BackendError, DataError
 from flowrl.ids import GroupId, RoleName, SampleId
@@ -247,9 +253,9 @@ class EpisodeEngine:
         ended, self._ended = self._ended, []
         return [*progress, *ended]
 
-    def publish(self, version: int, weights: Path | None) -> None:
+    def load(self, weights: Weights) -> None:
         """See `GenerateBackend`; episodes under way go on with the new weights."""
-        self._turn_engines[0].publish(version, weights)
+        self._turn_engines[0].load(weights)
 
     def sleep(self) -> None:
         """See `GenerateBackend`.
@@ -472,6 +478,8 @@ class EpisodeEngine:
         progress: list[Progress] = []
         ended: list[tuple[_Episode, Finished]] = []
         for output in engine.poll(timeout_s):
+            if isinstance(output, Loaded):
+                continue
             episode = self._episodes.get(output.sample)
             if episode is None or episode.number != output.attempt:
                 continue

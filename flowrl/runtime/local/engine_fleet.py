@@ -1,6 +1,6 @@
 """The engine processes of a policy, each with its own copy of the weights.
 
-    export (the trainer's thread) -> folder in shared memory -> publish -> each engine loads it
+    export (the trainer's thread) -> shared memory -> publish -> each engine loads it -> Loaded
 
 Each engine is a `RestartableEngine`: after a restart it loads the newest weights first. Calls to
 the engines come from one thread at a time, that of the driver; `written` belongs to the trainer's.
@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from flowrl.backend.protocols import GenerateBackend, PolicyContext
+from flowrl.backend.protocols import GenerateBackend, PolicyContext, Weights
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
 from flowrl.plan.local import MOST_ENGINES
@@ -35,17 +35,20 @@ class RemoteEngine(RestartableEngine):
 
     Args:
         open_process: Starts it.
-        serve: Has it load the newest published weights.
     """
 
     def __init__(
-        self, open_process: Callable[[], EngineProcess], serve: Callable[[EngineProcess], None]
+        self,
+        name: EngineId,
+        open_process: Callable[[], EngineProcess],
+        *,
+        folders: WeightFolders | None,
     ) -> None:
         def opened() -> EngineProcess:
             self.process = open_process()
             return self.process
 
-        super().__init__(opened, lambda engine: serve(self.process))
+        super().__init__(name, opened, folders=folders)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when `poll` has something to do."""
@@ -63,8 +66,8 @@ class RemoteEngine(RestartableEngine):
 class EngineFleet:
     """See the module. Opening returns at once; engines load their model meanwhile.
 
-        folder = fleet.written(version)      # in the trainer's thread
-        fleet.announce(version, folder)      # in the driver's, from here on
+        weights = fleet.written(version)     # in the trainer's thread
+        fleet.announce(weights)              # in the driver's, from here on
         fleet.load(name)                     # once for each engine
 
     Args:
@@ -81,6 +84,7 @@ class EngineFleet:
         most: Engines that there may be.
         reserve: Reserves what engines run on before they are opened, or raises BackendError.
         release: Gives back what was reserved for an engine.
+        share: Moves weights to where the engines are; see `WeightFolders`.
 
     Attributes:
         engines: Engines by name.
@@ -102,6 +106,7 @@ class EngineFleet:
         most: int = MOST_ENGINES,
         reserve: Callable[[Sequence[EngineId]], None] = lambda names: None,
         release: Callable[[EngineId], None] = lambda name: None,
+        share: Callable[[Weights], Weights] | None = None,
     ) -> None:
         self.most = len(cores) or most
         self._reserve = reserve
@@ -113,7 +118,7 @@ class EngineFleet:
         self._start_timeout_s = start_timeout_s
         self._open_channel = open_channel
         self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
-        self._folders = WeightFolders(fallback)
+        self._folders = WeightFolders(fallback, share=share)
         self._busy_before = 0.0
         self._members: dict[EngineId, RemoteEngine] = {}
         self._opening: dict[EngineId, RemoteEngine] = {}
@@ -135,8 +140,9 @@ class EngineFleet:
         self._reserve(names)
         try:
             for name in names:
-                opened = RemoteEngine(partial(self._open, name), partial(self._serve, name))
-                self._opening[name] = opened
+                self._opening[name] = RemoteEngine(
+                    name, partial(self._open, name), folders=self._folders
+                )
         except BaseException:
             for name in names:
                 self._end(name, self._opening)
@@ -156,7 +162,7 @@ class EngineFleet:
             raise
         if process.is_ready:
             self._members[name] = self._opening.pop(name)
-            self._serve(name, process)
+            self._members[name].load_newest()
         return process.is_ready
 
     def remove(self, name: EngineId) -> None:
@@ -175,23 +181,15 @@ class EngineFleet:
     def _open(self, name: EngineId) -> EngineProcess:
         if name in self._members:
             self._busy_before += self._members[name].process.busy_s
-            self._folders.forget(name)
         return EngineProcess(
             name,
             self._plugin,
             self._context,
             start_timeout_s=self._start_timeout_s,
             silence_s=self._silence_s,
-            published=partial(self._folders.loaded, name),
             core=self._core_of.get(name),
             open_channel=partial(self._open_channel, name),
         )
-
-    def _serve(self, name: EngineId, engine: EngineProcess) -> None:
-        version = self._folders.latest
-        if version is not None:
-            self._folders.sent(name, version)
-            engine.publish(version, self._folders.folder(version))
 
     def wait_ready(self) -> None:
         """Waits until every engine is open or has failed; a failure is raised by its next poll.
@@ -203,27 +201,25 @@ class EngineFleet:
             with contextlib.suppress(WorkerDied):
                 member.process.wait_ready()
 
-    def written(self, version: int) -> Path:
-        """Writes the trainer's weights into a folder, for `announce`."""
-        folder = self._folders.new(version)
-        self._export(folder)
-        return folder
+    def written(self, version: int) -> Weights:
+        """Has the trainer's weights written, once for all engines, for `announce`."""
+        return self._folders.written(version, self._export)
 
-    def announce(self, version: int, folder: Path) -> None:
-        """Takes what `written` wrote for the newest weights; engines opened later load them."""
-        self._folders.add(version, folder)
+    def announce(self, weights: Weights) -> None:
+        """Takes what `written` returned for the newest weights; engines opened later load them."""
+        self._folders.add(weights)
 
     def load(self, name: EngineId) -> None:
         """Has an engine load the newest weights; a failed one loads them after its restart."""
-        process = self._members[name].process
-        if process.is_dead:
-            self._folders.forget(name)  # or what it never loads would stay in memory
+        member = self._members[name]
+        if member.process.is_dead:
+            member.forget()
         else:
-            self._serve(name, process)
+            member.load_newest()
 
-    def publish(self, version: int, folder: Path) -> None:
+    def publish(self, weights: Weights) -> None:
         """Calls `announce`, and `load` for every engine."""
-        self.announce(version, folder)
+        self.announce(weights)
         for name in self._members:
             self.load(name)
 

@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from flowrl.backend.plugin import Plugin
-from flowrl.backend.protocols import GenerateBackend, PolicyContext, TrainBackend
+from flowrl.backend.protocols import PolicyContext, TrainBackend, Weights, WeightsKind
+from flowrl.ids import engine_id
 from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
@@ -18,27 +19,24 @@ class EngineInPlace(RestartableEngine):
 
     def __init__(self, plugin: Plugin, context: PolicyContext, train: TrainBackend) -> None:
         self._train = train
-        self._shares = plugin.capabilities.shares_weights
-        self._version: int | None = None
-        shared = train if self._shares else None
-        super().__init__(lambda: plugin.open_generate(context, shared), self._give_weights)
+        shared = train if plugin.capabilities.shares_weights else None
+        self._copies = None if shared else WeightFolders(Path(tempfile.gettempdir()))
+        super().__init__(
+            engine_id(context.role, 0),
+            lambda: plugin.open_generate(context, shared),
+            folders=self._copies,
+        )
 
-    def publish(self, version: int, weights: Path | None) -> None:
+    def load(self, weights: Weights) -> None:
         """Serves the trainer's weights as they are now; there are no others."""
-        assert weights is None
-        self._version = version
-        self._give_weights(self.engine)
+        assert weights.kind is WeightsKind.IN_PLACE
+        if self._copies is not None:
+            weights = self._copies.written(weights.version, self._train.export)
+            self._copies.add(weights)
+        self._send(weights)
 
-    def _give_weights(self, engine: GenerateBackend) -> None:
-        if self._version is None:
-            return  # never published: it serves what it was opened with
-        if self._shares:
-            engine.publish(self._version, None)
-            return
-        folders = WeightFolders(Path(tempfile.gettempdir()))
-        try:
-            folder = folders.new(self._version)
-            self._train.export(folder)
-            engine.publish(self._version, folder)
-        finally:
-            folders.close()
+    def close(self) -> None:
+        """See `GenerateBackend`."""
+        super().close()
+        if self._copies is not None:
+            self._copies.close()

@@ -1,6 +1,6 @@
 """An engine in a process of its own: generation goes on while this process trains.
 
-    submit, abort, publish -> channel -> worker: engine.poll -> channel -> poll
+    submit, abort, load -> channel -> worker: engine.poll -> channel -> poll
 
 The client is a `GenerateBackend`, so a driver uses it like an in-process engine. Only `poll` and
 `wait_ready` wait, each no longer than its argument. Messages are handled in the order of sending,
@@ -14,11 +14,18 @@ requests are lost then; the driver restarts it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import cast
 
-from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateRequest,
+    Loaded,
+    PolicyContext,
+    Progress,
+    Weights,
+    WeightsKind,
+)
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
 from flowrl.runtime.channels import Channel, Message, OpenChannel
@@ -63,7 +70,6 @@ class EngineProcess:
         start_timeout_s: Seconds that it may take to be ready.
         silence_s: Seconds that an engine with requests may be silent.
         open_channel: Starts the process.
-        published: Called with each version that the engine has loaded, from within `poll`.
         core: Core to which the process is bound, by the number that the kernel gives it.
         shares_weights: The trainer is in that process, and the engine gets its weights there.
     """
@@ -77,7 +83,6 @@ class EngineProcess:
         start_timeout_s: float = 120.0,
         silence_s: float = 120.0,
         open_channel: OpenChannel = open_engine_worker,
-        published: Callable[[int], None] = lambda version: None,
         core: int | None = None,
         shares_weights: bool = False,
     ) -> None:
@@ -86,14 +91,13 @@ class EngineProcess:
         self._shares_weights = shares_weights
         self._start_timeout_s = start_timeout_s
         self._silence_s = silence_s
-        self._published = published
         self._live: dict[SampleId, int] = {}  # the latest attempt
         self._ready = False
         self._closed = False
         self._death: WorkerDied | None = None
         self._raised: FlowError | None = None
         self._busy_s = 0.0
-        self._outputs: list[Progress | Finished] = []
+        self._outputs: list[Progress | Finished | Loaded] = []
         self._channel = open_channel()
         self._started = self._last_message_s = time.monotonic()
         model = self._channel.share(context.model)
@@ -154,21 +158,20 @@ class EngineProcess:
         """See `GenerateBackend`."""
         self._enqueue(("abort", tuple(samples)))
 
-    def publish(self, version: int, weights: Path | None) -> None:
-        """See `GenerateBackend`; the folder must stay until the engine reports that it is loaded.
+    def load(self, weights: Weights) -> None:
+        """See `GenerateBackend`.
 
         Raises:
-            BackendError: no folder; an engine process cannot share parameters.
+            BackendError: weights in place, which an engine in a process of its own cannot share.
         """
-        if weights is None and not self._shares_weights:
+        if weights.kind is WeightsKind.IN_PLACE and not self._shares_weights:
             raise BackendError(
                 "an engine in a process of its own cannot read a trainer's parameters in place",
                 where=str(self.name),
-                found="weights=None",
-                expected="a folder of safetensors",
+                found=f"weights {weights.kind}",
+                expected="buckets of weights",
             )
-        shared = None if weights is None else self._channel.share(weights)
-        self._enqueue(("publish", version, shared))
+        self._enqueue(("load", weights))
 
     def sleep(self) -> None:
         """See `GenerateBackend`."""
@@ -178,8 +181,8 @@ class EngineProcess:
         """See `GenerateBackend`."""
         self._enqueue(("wake",))
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
-        """See `GenerateBackend`; returns also when new weights were loaded.
+    def poll(self, timeout_s: float) -> list[Progress | Finished | Loaded]:
+        """See `GenerateBackend`.
 
         Raises:
             WorkerDied: the process died or is silent, and is not to be used again.
@@ -252,8 +255,8 @@ class EngineProcess:
                         del self._live[end.sample]
                 self._outputs += finished
                 self._outputs += unpack_progress(cast("PackedProgress", progress))
-            case ("published", int(version)):
-                self._published(version)
+            case ("loaded", Loaded() as loaded):
+                self._outputs.append(loaded)
             case ("broken" | "raised", FlowError() as error):
                 self._raised = error
             case ("died", str(text)):

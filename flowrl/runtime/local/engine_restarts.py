@@ -13,12 +13,20 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
-from flowrl.errors import FlowError, WorkerDied
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateBackend,
+    GenerateRequest,
+    Loaded,
+    Progress,
+    Weights,
+    WeightsKind,
+)
+from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
+from flowrl.runtime.transfer.weight_folders import WeightFolders
 
 __all__ = [
     "MAX_FAILURES",
@@ -164,24 +172,37 @@ class RestartableEngine:
 
     Args:
         open_engine: Opens an engine.
-        serve: Has a new engine serve the newest published weights.
+        folders: The weights that it loads, of which a new engine loads the newest; None if it has
+            those of its trainer.
     """
 
     def __init__(
         self,
+        name: EngineId,
         open_engine: Callable[[], GenerateBackend],
-        serve: Callable[[GenerateBackend], None],
+        *,
+        folders: WeightFolders | None,
     ) -> None:
+        self.name = name
         self._open = open_engine
-        self._serve = serve
+        self._folders = folders
+        self._loading: dict[int, Weights] = {}
+        self._last: Weights | None = None
         self.engine = open_engine()
 
     def restart(self) -> None:
         """Closes what is left of the engine and opens another in its place."""
         with contextlib.suppress(Exception):  # it broke, so it may break in this too
             self.engine.close()
+        self.forget()
         self.engine = self._open()
-        self._serve(self.engine)
+        self.load_newest()
+
+    def forget(self) -> None:
+        """Notes that the engine will not load what it was sent, or it would stay in memory."""
+        self._loading.clear()
+        if self._folders is not None:
+            self._folders.forget(self.name)
 
     @property
     def num_slots(self) -> int:
@@ -196,13 +217,46 @@ class RestartableEngine:
         """See `GenerateBackend`."""
         self.engine.abort(samples)
 
-    def poll(self, timeout_s: float) -> list[Progress | Finished]:
-        """See `GenerateBackend`."""
-        return self.engine.poll(timeout_s)
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
+        """See `GenerateBackend`.
 
-    def publish(self, version: int, weights: Path | None) -> None:
+        Raises:
+            BackendError: it has loaded other bytes than were written.
+        """
+        outputs = self.engine.poll(timeout_s)
+        for output in outputs:
+            if isinstance(output, Loaded):
+                self._confirm(output)
+        return outputs
+
+    def _confirm(self, loaded: Loaded) -> None:
+        weights = self._loading.pop(loaded.version)
+        if weights.kind is not WeightsKind.IN_PLACE and loaded.checksum != weights.checksum:
+            raise BackendError(
+                f"the engine has loaded other weights than version {loaded.version}",
+                where=str(self.name),
+                found=f"checksum {loaded.checksum}",
+                expected=f"checksum {weights.checksum}, by {weights.kind}",
+                hint="resume the run; where it happens again, test the memory of that node",
+            )
+        if self._folders is not None:
+            self._folders.loaded(self.name, loaded.version)
+
+    def load(self, weights: Weights) -> None:
         """See `GenerateBackend`."""
-        self.engine.publish(version, weights)
+        self._send(weights)
+
+    def _send(self, weights: Weights) -> None:
+        self._loading[weights.version] = self._last = weights
+        if self._folders is not None:
+            self._folders.sent(self.name, weights.version)
+        self.engine.load(weights)
+
+    def load_newest(self) -> None:
+        """Has the engine load the newest weights, if there are any yet."""
+        newest = self._last if self._folders is None else self._folders.latest
+        if newest is not None:
+            self._send(newest)
 
     def sleep(self) -> None:
         """See `GenerateBackend`."""

@@ -7,17 +7,17 @@ sent after new weights is sampled from them.
 
 Everything that engine or plug-in print goes to standard error: standard output is the command's.
 
-`model` and `folder` are shared folders (`Channel.share`). Requests and ends cross as plain tuples
+`model` is a shared folder (`Channel.share`). Requests and ends cross as plain tuples
 and whole arrays of many samples, because hundreds of them cross at once and each object costs
 microseconds.
 
     client -> engine    ("open", plugin, PolicyContext, core or None, model, name), once
                         ("submit", [request, ...])   ("abort", (sample, ...))
-                        ("publish", version, folder)
+                        ("load", Weights)
                         ("sleep",)  ("wake",)
     engine -> client    ("ready",) or ("broken", FlowError), once
                         ("outputs", ends, progress, busy_s)
-                        ("published", version)
+                        ("loaded", Loaded)
                         ("raised", FlowError), or ("died", text), and then nothing more
 """
 
@@ -42,8 +42,10 @@ from flowrl.backend.protocols import (
     Finished,
     GenerateBackend,
     GenerateRequest,
+    Loaded,
     PolicyContext,
     Progress,
+    Weights,
 )
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
@@ -181,6 +183,7 @@ class EngineServer:
         self._samplings: dict[Sampling, Sampling] = {}
         # The latest attempt: the end of an aborted one is reported after the next was sent.
         self._live: dict[SampleId, int] = {}
+        self._num_loading = 0
         self._busy_s = 0.0
         self._reported_at = time.monotonic()
 
@@ -209,8 +212,8 @@ class EngineServer:
 
     @property
     def is_busy(self) -> bool:
-        """True while it has requests."""
-        return bool(self._live)
+        """True while it has requests, or weights to load."""
+        return bool(self._live) or self._num_loading > 0
 
     def handle(self, message: Message) -> None:
         """Does what a message asks for."""
@@ -221,14 +224,10 @@ class EngineServer:
                 self._engine.submit(requests)
             case ("abort", tuple(samples)):
                 self._engine.abort(cast("tuple[SampleId, ...]", samples))
-            case ("publish", int(version), shared):
+            case ("load", Weights() as weights):
+                self._num_loading += 1
                 with SPANS.of(self._name, "load weights"):
-                    if shared is None:
-                        self._engine.publish(version, None)
-                    else:
-                        with self._mailbox.folder(shared) as folder:
-                            self._engine.publish(version, folder)
-                self._mailbox.send(("published", version))
+                    self._engine.load(weights)
             case ("sleep",):
                 self._engine.sleep()
             case ("wake",):
@@ -243,6 +242,10 @@ class EngineServer:
             outputs = self._engine.poll(_POLL_S)
         now = time.monotonic()
         self._busy_s += now - began
+        for output in outputs:
+            if isinstance(output, Loaded):
+                self._num_loading -= 1
+                self._mailbox.send(("loaded", output))
         ends = [output for output in outputs if isinstance(output, Finished)]
         for end in ends:
             if self._live.get(end.sample) == end.attempt:

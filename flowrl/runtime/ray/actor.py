@@ -17,6 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from io import BytesIO
@@ -24,18 +25,19 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from stat import S_ISREG
 from tempfile import gettempdir
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import ray
 
+from flowrl.backend.weights import Bytes
 from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from flowrl.specs.user_functions import COPIES
 
-__all__ = ["VISIBLE_DEVICES", "WorkerActor", "file_bytes"]
+__all__ = ["VISIBLE_DEVICES", "StoredBuckets", "WorkerActor", "file_bytes"]
 
 VISIBLE_DEVICES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVICES"}
 """The variable that limits a process to some accelerators, by Ray's name of their kind."""
@@ -106,10 +108,21 @@ class _Mailbox:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBuckets:
+    """Buckets of weights in Ray's store, each mapped when it is its turn."""
+
+    references: Sequence[Any]
+
+    def __iter__(self) -> Iterator[Bytes]:
+        for reference in self.references:
+            yield ray.get(reference)
+
+
 def file_bytes(folder: Path) -> dict[str, np.ndarray]:
     """Returns the content of each file in a folder, by its name relative to the folder."""
     return {
-        str(path.relative_to(folder)): np.fromfile(path, np.uint8)
+        str(path.relative_to(folder)): np.asarray(np.memmap(path, np.uint8, mode="r"))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }

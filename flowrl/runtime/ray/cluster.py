@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,10 +44,16 @@ elif "ray" not in sys.modules:
 import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
+from flowrl.backend.weights import Weights, WeightsKind  # noqa: E402
 from flowrl.config.schema import RuntimeConfig  # noqa: E402
 from flowrl.errors import BackendError  # noqa: E402
 from flowrl.runtime.channels import Message  # noqa: E402
-from flowrl.runtime.ray.actor import VISIBLE_DEVICES, WorkerActor, file_bytes  # noqa: E402
+from flowrl.runtime.ray.actor import (  # noqa: E402
+    VISIBLE_DEVICES,
+    StoredBuckets,
+    WorkerActor,
+    file_bytes,
+)
 from flowrl.runtime.ray.channel import ActorChannel  # noqa: E402
 from flowrl.runtime.ray.own_node import OwnNode  # noqa: E402
 from flowrl.runtime.ray.places import Places  # noqa: E402
@@ -178,6 +185,11 @@ class RayCluster:
         seen = os.environ.get(VISIBLE_DEVICES[kind])
         index = int(given) if not seen else seen.split(",").index(given)
         return f"{device.partition(':')[0]}:{index}"
+
+    def share(self, weights: Weights) -> Weights:
+        """Puts the buckets of weights into the store, one after the other."""
+        stored = StoredBuckets([ray.put(bucket) for bucket in weights.handle])
+        return replace(weights, kind=WeightsKind.RAY_OBJECTS, handle=stored)
 
     def _put(self, folder: Path) -> Any:
         """Puts the files of a folder into the store, once as long as the folder is there."""

@@ -142,6 +142,7 @@ class RayExecutor(LocalExecutor):
             # The run has reserved those of its plan; one that joins later keeps nobody waiting.
             reserve=lambda names: places.reserve(names, each, patience_s=_JOIN_S),
             release=places.give_back,
+            share=self._cluster.share,
         )
 
     def open_scorers(

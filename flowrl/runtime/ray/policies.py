@@ -75,9 +75,10 @@ class ActorGroup(WorkerGroup):
 
     def open_engine(self, backend: str, context: PolicyContext) -> RemoteEngine:
         """Opens the engine next to the trainer, which publishes to it in place."""
+        name = engine_id(self._role, 0)
         opening = partial(
             EngineProcess,
-            engine_id(self._role, 0),
+            name,
             backend,
             context,
             start_timeout_s=self._limits.start_timeout_s,
@@ -85,7 +86,7 @@ class ActorGroup(WorkerGroup):
             open_channel=self._open_engine_channel,
             shares_weights=True,
         )
-        return RemoteEngine(opening, lambda engine: None)
+        return RemoteEngine(name, opening, folders=None)
 
     def _open_engine_channel(self) -> _EngineChannel:
         with self._lock:

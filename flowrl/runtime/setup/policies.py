@@ -168,7 +168,7 @@ class OpenPolicies:
             most=most,
         )
         try:
-            fleet.publish(worker.version, fleet.written(worker.version))
+            fleet.publish(fleet.written(worker.version))
         except BaseException:
             fleet.close()
             raise

@@ -1,9 +1,9 @@
-"""Folders from which engine processes load published weights.
+"""Published weights on their way to engines.
 
-They are in shared memory if the system has it, so that writing and reading a version copies memory
-without a disk. The newest version stays, for engines that are restarted; an older one is removed
-once every engine that was sent it has loaded it. Nothing is left of them when their process ends,
-also where it is killed.
+Each version is written once, into a folder in shared memory if the system has it, so that writing
+and reading it copies memory without a disk. The newest version stays, for engines that are
+restarted; an older one is removed once every engine that was sent it has loaded it. Nothing is left
+of them when their process ends, also where it is killed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import os
 import secrets
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+from flowrl.backend.weights import Weights, WeightsKind, weights_of
 from flowrl.ids import EngineId
 
 __all__ = ["WeightFolders"]
@@ -30,45 +32,59 @@ exec 3<&0
 
 
 class WeightFolders:
-    """See the module; used by one thread, but for `new`.
+    """See the module; used by one thread, but for `written`.
 
-        folder = folders.new(version)     # is filled, in the trainer's thread
-        folders.add(version, folder)      # is whole: the latest from now on
-        folders.sent(engine, version)     # the engine received the message
-        folders.loaded(engine, version)   # the engine has loaded it
+        weights = folders.written(version, export)  # in the trainer's thread
+        folders.add(weights)                        # the latest from now on
+        folders.sent(engine, version)               # the engine received the message
+        folders.loaded(engine, version)             # the engine has loaded it
 
     Args:
         fallback: The folder to use if the system has no shared memory.
+        share: Moves weights of a folder to where the engines are; the folder is removed then.
     """
 
-    def __init__(self, fallback: Path, *, shared_memory: Path = _SHARED_MEMORY) -> None:
-        parent = shared_memory
+    def __init__(
+        self,
+        fallback: Path,
+        *,
+        share: Callable[[Weights], Weights] | None = None,
+        shared_memory: Path = _SHARED_MEMORY,
+    ) -> None:
+        parent, self._kind = shared_memory, WeightsKind.SHARED_MEMORY
         if not os.access(parent, os.W_OK | os.X_OK):
-            parent = fallback
+            parent, self._kind = fallback, WeightsKind.FOLDER
             parent.mkdir(parents=True, exist_ok=True)
         self.root = parent / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self._lives: int | None = _removed_with_this_process(self.root)
         self.root.mkdir(mode=0o700)
-        self._folders: dict[int, Path] = {}
+        self._share = share
+        self._versions: dict[int, Weights] = {}
         self._waited: dict[EngineId, list[int]] = {}
-        self.latest: int | None = None
+        self.latest: Weights | None = None
 
     def new(self, version: int) -> Path:
         """Makes an empty folder for a version."""
-        folder = self.root / str(version)
+        folder = self._folder(version)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         return folder
 
-    def add(self, version: int, folder: Path) -> None:
-        """Adds a filled folder, whose version is the latest from now on."""
-        self._folders[version] = folder
-        self.latest = version
-        self._retire()
+    def written(self, version: int, export: Callable[[Path], None]) -> Weights:
+        """Has a version written, once for all engines, and computes its checksum."""
+        folder = self.new(version)
+        export(folder)
+        weights = weights_of(folder, version, self._kind)
+        if self._share is None:
+            return weights
+        shared = self._share(weights)
+        shutil.rmtree(folder)
+        return shared
 
-    def folder(self, version: int) -> Path:
-        """Returns the folder of a version that is still there."""
-        return self._folders[version]
+    def add(self, weights: Weights) -> None:
+        """Adds a version that was written, which is the latest from now on."""
+        self._versions[weights.version] = self.latest = weights
+        self._retire()
 
     def sent(self, engine: EngineId, version: int) -> None:
         """Notes that the engine was sent a version to load."""
@@ -86,15 +102,21 @@ class WeightFolders:
         self._waited.pop(engine, None)
         self._retire()
 
+    def _folder(self, version: int) -> Path:
+        return self.root / str(version)
+
     def _retire(self) -> None:
         wanted = {version for waited in self._waited.values() for version in waited}
-        for version in [v for v in self._folders if v != self.latest and v not in wanted]:
-            shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+        if self.latest is not None:
+            wanted.add(self.latest.version)
+        for version in [version for version in self._versions if version not in wanted]:
+            del self._versions[version]
+            shutil.rmtree(self._folder(version), ignore_errors=True)
 
     def close(self) -> None:
         """Removes all of them; idempotent."""
         shutil.rmtree(self.root, ignore_errors=True)
-        self._folders.clear()
+        self._versions.clear()
         if self._lives is not None:
             os.close(self._lives)
             self._lives = None

@@ -1,0 +1,116 @@
+"""Weights that an engine reports as loaded are those that were written, once for all engines."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import BackendError
+from flowrl.ids import EngineId
+from flowrl.runtime.local.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_in_place import EngineInPlace
+from flowrl.runtime.local.engine_restarts import RestartableEngine
+from flowrl.runtime.transfer.weight_folders import WeightFolders
+from tests.policy_contexts import weights_of
+from tests.runtime.scripted_engine import PLUGIN, ScriptedEngine, context, plugin, weights
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> WeightFolders:
+    return WeightFolders(tmp_path / "run", shared_memory=tmp_path)
+
+
+def engine_of(folders: WeightFolders, tmp_path: Path) -> RestartableEngine:
+    name = EngineId("actor.generate[1]")
+    return RestartableEngine(name, lambda: ScriptedEngine(context(tmp_path)), folders=folders)
+
+
+def test_other_bytes_than_were_written_are_an_error_that_names_all(
+    folders: WeightFolders, tmp_path: Path
+):
+    engine = engine_of(folders, tmp_path)
+    written = folders.written(7, lambda folder: weights(folder, 7) and None)
+    (file,) = (folders.root / "7").iterdir()
+    file.write_text("8")
+    engine.load(written)
+    with pytest.raises(BackendError) as caught:
+        engine.poll(0.0)
+    error = caught.value
+    assert "version 7" in error.what
+    assert error.where == "actor.generate[1]"
+    assert str(error.found) == f"checksum {weights_of(7, folders.root / '7').checksum}"
+    assert str(error.expected) == f"checksum {written.checksum}, by shared memory"
+
+
+def test_a_version_goes_when_it_was_reported_and_a_new_engine_loads_the_newest(
+    folders: WeightFolders, tmp_path: Path
+):
+    engine = engine_of(folders, tmp_path)
+    for version in (1, 2):
+        folders.add(folders.written(version, lambda folder: weights(folder, 5) and None))
+        engine.load_newest()
+        assert (folders.root / "1").exists()
+    engine.poll(0.0)
+    assert sorted(path.name for path in folders.root.iterdir()) == ["2"]
+    first = engine.engine
+    engine.restart()
+    assert engine.engine is not first
+    assert [(r.version, r.checksum) for r in engine.poll(0.0)] == [  # type: ignore[union-attr]
+        (2, folders.latest.checksum)  # type: ignore[union-attr]
+    ]
+
+
+def test_a_publication_is_exported_once_for_all_engines(tmp_path: Path):
+    exported: list[Path] = []
+
+    def export(folder: Path) -> None:
+        exported.append(weights(folder, 3))
+
+    fleet = EngineFleet(
+        [EngineId("actor[0]"), EngineId("actor[1]")],
+        PLUGIN,
+        context(tmp_path),
+        export=export,
+        fallback=tmp_path,
+        silence_s=60.0,
+    )
+    with closing(fleet):
+        fleet.publish(fleet.written(1))
+    assert len(exported) == 1
+
+
+def test_an_engine_next_to_its_trainer_loads_copies_where_it_cannot_share(tmp_path: Path):
+    class Trainer:
+        number = 4
+
+        def export(self, folder: Path) -> None:
+            weights(folder, self.number)
+
+    engine = EngineInPlace(plugin, context(tmp_path), Trainer())  # type: ignore[arg-type]
+    engine.load(weights_of(1))
+    engine.poll(0.0)
+    assert isinstance(engine.engine, ScriptedEngine)
+    assert (engine.engine._number, engine.engine._version) == (4, 1)
+    Trainer.number = 5  # trained since, and not published
+    engine.restart()
+    assert (engine.engine._number, engine.engine._version) == (4, 1)
+    assert engine._copies is not None
+    engine.close()
+    assert not engine._copies.root.exists()
+
+
+def test_weights_that_are_moved_leave_no_folder(tmp_path: Path):
+    moved: list[bytes] = []
+
+    def share(weights):
+        moved.extend(bucket.tobytes() for bucket in weights.handle)
+        return replace(weights, handle=())
+
+    folders = WeightFolders(tmp_path, share=share, shared_memory=tmp_path)
+    folders.add(folders.written(1, lambda folder: weights(folder, 6) and None))
+    assert moved == [b"6"]
+    assert list(folders.root.iterdir()) == []
+    folders.close()

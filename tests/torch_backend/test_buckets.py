@@ -1,0 +1,50 @@
+"""Weights of several buckets: exporter and engine need memory for one of them at a time."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+
+from flowrl.backend.weights import FileBuckets, checksum_of
+from flowrl_backends.torch import trainer as trainer_module
+from flowrl_backends.torch.trainer import TorchTrainer
+from flowrl_backends.torch.weights import load_weights
+from tests.torch_backend.trainer_fixtures import SHAPE, context
+
+BUCKET = 600_000
+
+
+@pytest.fixture
+def trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TorchTrainer]:
+    monkeypatch.setattr(trainer_module, "_BUCKET_BYTES", BUCKET)
+    shape = {**SHAPE, "hidden_size": 128, "num_hidden_layers": 12, "intermediate_size": 512}
+    hf.Qwen2Config(**shape, num_key_value_heads=2).save_pretrained(tmp_path / "model")
+    return [TorchTrainer(context(tmp_path / "model", seed=seed)) for seed in (8, 3)]
+
+
+def test_a_model_of_many_buckets_needs_memory_for_a_few(
+    trainers: list[TorchTrainer], tmp_path: Path
+):
+    source, other = trainers
+    nbytes = sum(p.nbytes for p in source.model.parameters())
+    source.export(tmp_path / "before")  # imports what it needs
+    tracemalloc.start()
+    try:
+        source.export(tmp_path / "weights")
+        exported, buckets = tracemalloc.get_traced_memory()[1], FileBuckets(tmp_path / "weights")
+        tracemalloc.reset_peak()
+        checksum = load_weights(other.model, buckets, role="actor")
+        loaded = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    files = list(buckets)
+    assert len(files) > 10
+    assert max(len(file) for file in files) < BUCKET + 20_000
+    assert checksum == checksum_of(files)
+    assert exported < 3 * BUCKET < nbytes
+    assert loaded < 3 * BUCKET
+    assert all(map(torch.equal, source.model.parameters(), other.model.parameters()))
