@@ -90,8 +90,8 @@ def test_a_node_that_died_is_an_error_before_its_store_is_used(
         accepted, _ = raylet.accept()
         with accepted:
             with ThreadPoolExecutor(4) as threads:
-                found = list(threads.map(node.put, range(200)))
-            assert found == [("put", number) for number in range(200)]
+                found = list(threads.map(node.put, range(3000)))
+            assert found == [("put", number) for number in range(3000)]
     with pytest.raises(WorkerDied, match="the Ray node of this process died"):
         node.put(1)
     node.close()
