@@ -26,6 +26,7 @@ from flowrl.runtime.ray.executor import RayExecutor
 from flowrl.specs import FinishReason
 from tests.runtime.many_programs import games_of
 from tests.runtime.test_local_plans import by_own_logprobs, config_of, rows_of
+from tests.runtime.test_scaling import Asking, answer
 from tests.runtime.tiny_runs import WatchedDisplay, outcome
 
 pytestmark = [
@@ -78,6 +79,27 @@ class TrainerKiller(WatchedDisplay):
             kill_actor(ray.get_actor("actor.train"))
 
 
+def watched_engines(monkeypatch: pytest.MonkeyPatch, opened: list[EngineProcess]) -> list[str]:
+    """Notes engines in actors of their own, and returns whose places are given back, in order."""
+    from flowrl.runtime.ray.places import Places
+
+    init, give_back = EngineProcess.__init__, Places.give_back
+    returned: list[str] = []
+
+    def watched(engine: EngineProcess, *arguments: Any, **options: Any) -> None:
+        init(engine, *arguments, **options)
+        if not options.get("shares_weights"):  # as that next to the trainer does
+            opened.append(engine)
+
+    def noted(places: Places, name: str) -> None:
+        returned.append(name)
+        give_back(places, name)
+
+    monkeypatch.setattr(EngineProcess, "__init__", watched)
+    monkeypatch.setattr(Places, "give_back", noted)
+    return returned
+
+
 def run(
     runs: Path,
     executor: str,
@@ -99,14 +121,7 @@ def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     engines: list[EngineProcess] = []
-    init = EngineProcess.__init__
-
-    def watched(engine: EngineProcess, *arguments: Any, **options: Any) -> None:
-        init(engine, *arguments, **options)
-        if not options.get("shares_weights"):  # as that next to the trainer does
-            engines.append(engine)
-
-    monkeypatch.setattr(EngineProcess, "__init__", watched)
+    watched_engines(monkeypatch, engines)
     expected = learned(run(tmp_path / "local", "local"))
     assert engines == []
     assert learned(run(tmp_path / "one", "ray")) == expected
@@ -114,6 +129,25 @@ def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
     engines.clear()
     assert learned(run(tmp_path / "two", "ray", 2, Killer(engines))) == expected
     assert len(engines) == 3
+
+
+def test_an_engine_joins_on_a_place_of_its_own_and_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[EngineProcess] = []
+    returned = watched_engines(monkeypatch, opened)
+    expected = learned(run(tmp_path / "local", "local", steps=7))
+    more, many, fewer = "actor.generate=+1", "actor.generate=1024", "actor.generate=1"
+    asking = Asking(opened, {1: more, 4: many, 5: fewer}, tmp_path / "ray")
+    assert learned(run(tmp_path / "ray", "ray", 1, asking, steps=7)) == expected
+    (folder,) = (tmp_path / "ray").iterdir()
+    assert answer(folder, more) == (True, "actor.generate[1] joined")
+    assert opened[1].busy_s > 0
+    done, text = answer(folder, many)
+    assert not done
+    assert "the Ray cluster has no place for actor.generate[2]" in text
+    assert answer(folder, fewer) == (True, "actor.generate[1] left")
+    assert returned == ["actor.generate[1]", "actor.generate[0]"]  # the other one's at the end
 
 
 def test_a_trainer_that_is_killed_ends_the_run_by_name_and_the_resumed_run_learns_the_same(
