@@ -154,6 +154,16 @@ def test_an_engine_that_left_can_join_again_and_idle_ones_leave_at_once(tmp_path
     assert run.engines[2].most > 0
 
 
+def test_a_request_that_a_stage_does_not_finish_is_answered_at_its_end(tmp_path: Path):
+    run = Scaled(tmp_path)
+    ask(tmp_path, "actor.generate=+1")
+    assert run.scaling.look() == 1
+    run.scaling.close()
+    done, text = answer(tmp_path, "actor.generate=+1")
+    assert not done
+    assert "the stage ended before" in text
+
+
 def test_an_engine_ends_when_the_last_rollout_has_let_it_go(tmp_path: Path):
     run, world = Scaled(tmp_path), World()
     busy = driver_of(world, run.engines[0], engines=dict(run.fleet.engines))

@@ -81,6 +81,13 @@ class Scaling:
             self._box.answer(name, ScaleAnswer(done=False, text=str(refusal)))
         return 1
 
+    def close(self) -> None:
+        """Answers what was begun: the engines end with the stage. Idempotent."""
+        change, self._change = self._change, None
+        if change is not None:
+            text = "the stage ended before its engines had joined or left"
+            self._box.answer(change.name, ScaleAnswer(done=False, text=text))
+
     def _begin(self, name: str, request: ScaleRequest) -> _Change:
         fleet, drivers = self._users(request)
         given_up = {engine for driver in drivers for engine in driver.engine_failures.given_up}

@@ -89,6 +89,7 @@ class Stage:
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
         self._joined = joined_rollouts(program.parts)
         self._trees: Sequence[RolloutTree] = rollout_trees(self._rollouts)
+        self._scaling: Scaling | None = None
         self._order = {rollout.node: place for place, rollout in enumerate(self._rollouts)}
         self._collecting: RolloutTree | RolloutDriver | None = None
         self._waits_for = ""
@@ -102,9 +103,9 @@ class Stage:
 
     def scaled_by(self, box: RequestBox) -> None:
         """Has engines join and leave from now on, as somebody asks for it."""
-        scaling = Scaling(box, self._rollouts, self._fleets)
+        self._scaling = Scaling(box, self._rollouts, self._fleets)
         for tree in self._trees:
-            tree.scale = scaling.look
+            tree.scale = self._scaling.look
 
     def publish(self, engine: EngineId, version: int) -> None:
         """Reports to the rollouts that sample from `engine` that it serves weights `version`.
@@ -136,6 +137,8 @@ class Stage:
         with ExitStack() as stack:
             for fleet in self._fleets.values():
                 stack.callback(fleet.close)
+            if self._scaling is not None:
+                stack.callback(self._scaling.close)
             for rollout in self._rollouts:
                 if rollout.journal is not None:
                     stack.callback(rollout.journal.close)
