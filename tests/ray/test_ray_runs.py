@@ -23,6 +23,7 @@ from flowrl.observe.rows import StepMetrics
 from flowrl.runtime.environments.pool import EpisodeLost
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.ray.executor import RayExecutor
+from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason
 from tests.runtime.many_programs import games_of
 from tests.runtime.test_local_plans import by_own_logprobs, config_of, rows_of
@@ -202,13 +203,18 @@ def test_breakpoints_of_the_users_code_stay_in_the_users_debugger():
     assert not os.environ.get("PYTHONBREAKPOINT", "").startswith("ray.")
 
 
-def test_scorers_whose_actor_is_killed_are_replaced_and_score_everything():
-    rewards = RewardsConfig()
-    terms: tuple[dict[str, object], ...] = ({"kind": "exact_match"},)
-    scorers: Any = RayExecutor(RuntimeConfig()).open_scorers(
-        "verify", "verifier", terms, rewards, workers=1
+def test_scorers_whose_actor_is_killed_are_replaced_score_everything_and_have_a_log(
+    tmp_path: Path,
+):
+    (tmp_path / "loud.py").write_text("print('loaded')\ndef f(response): return 1.0\n")
+    terms: tuple[dict[str, object], ...] = (
+        {"kind": "python", "name": "loud", "function": f"{tmp_path / 'loud.py'}:f"},
     )
-    with contextlib.closing(scorers):
+    executor = RayExecutor(RuntimeConfig())
+    executor.begin(tmp_path)
+    scorers: Any = executor.open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
+    SPANS.take()
+    with contextlib.closing(executor), contextlib.closing(scorers):
         kill(scorers._channel)
         scorers.submit([request("0/0/0"), request("0/0/1")])
         found: list[Any] = []
@@ -217,15 +223,18 @@ def test_scorers_whose_actor_is_killed_are_replaced_and_score_everything():
             found += scorers.poll()
     assert {result.sample for result in found} == {"0/0/0", "0/0/1"}
     assert all(isinstance(result, ScoreResult) and result.score == 1.0 for result in found)
+    assert "loaded" in (tmp_path / "logs" / "verifier.score#2.log").read_text()
+    assert "verifier.score[0]" in {span.worker for span in SPANS.take()}
 
 
 def test_an_error_of_a_reward_comes_with_the_user_s_line(tmp_path: Path):
     (tmp_path / "bad.py").write_text("import nothing_like_this\n")
     terms = ({"kind": "python", "name": "bad", "function": f"{tmp_path / 'bad.py'}:f"},)
-    with pytest.raises(RewardError, match=r"bad\.py:1"):
-        RayExecutor(RuntimeConfig()).open_scorers(
-            "verify", "verifier", terms, RewardsConfig(), workers=1
-        )
+    with (
+        contextlib.closing(RayExecutor(RuntimeConfig())) as executor,
+        pytest.raises(RewardError, match=r"bad\.py:1"),
+    ):
+        executor.open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
 
 
 def test_an_environment_whose_actor_is_killed_loses_its_episodes_and_plays_new_ones():
@@ -237,7 +246,10 @@ def test_an_environment_whose_actor_is_killed_loses_its_episodes_and_plays_new_o
         row: dict[str, object] = {}
         return EpisodeStart(sample=SampleId(sample), seed=1, row=row, prompt="", answer="")
 
-    with RayExecutor(RuntimeConfig()).open_environment("environment", context) as pool:
+    with (
+        contextlib.closing(RayExecutor(RuntimeConfig())) as executor,
+        executor.open_environment("environment", context) as pool,
+    ):
 
         def answered(ask: Callable[[], None]) -> object:
             ask()
