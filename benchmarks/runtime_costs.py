@@ -107,7 +107,7 @@ SILENT = (
 
 def measure_spans(rounds: int) -> None:
     """The demo's job with the trace, and without a span."""
-    words = [str(CONFIG), "stage.sft.train.steps=100", "train.steps=60"]
+    words = [str(CONFIG), "stage.sft.train.steps=30", "train.steps=30"]
     found: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
     size = 0
     for _ in range(rounds):
@@ -130,7 +130,7 @@ def measure_spans(rounds: int) -> None:
 
 def measure_jobs(rounds: int) -> None:
     """The demo's job on this machine and with Ray, with one engine and with two."""
-    base = [str(CONFIG), "stage.sft.train.steps=100", "train.steps=60"]
+    base = [str(CONFIG), "stage.sft.train.steps=30", "train.steps=30"]
     kinds = {
         f"{executor}, {engines}": [*base, f"executor={executor}", *keys]
         for engines, keys in (
