@@ -507,10 +507,7 @@ def _payload(tokens: int) -> dict[str, float]:
 def measure_steps(steps: int) -> None:
     rows: dict[str, Any] = {}
     for kind in ("local", "ray"):
-        before = {path.name for path in Path("/dev/shm").iterdir()}
         rows[kind] = _memory_of(kind, steps)
-        left = {path.name for path in Path("/dev/shm").iterdir()} - before
-        rows[kind]["left_in_shared_memory"] = sorted(left)
     kept("steps", rows)
 
 
@@ -543,7 +540,12 @@ def _memory_of(kind: str, steps: int) -> dict[str, Any]:
         for number, name in enumerate(early)
         if name in late
     }
-    return {"steps": steps, "mb_after_a_quarter_and_at_the_end": processes}
+    shared = [path.name for path in Path("/dev/shm").iterdir()]
+    return {
+        "steps": steps,
+        "mb_after_a_quarter_and_at_the_end": processes,
+        "left_in_shared_memory": [name for name in shared if f"-{process.pid}-" in name],
+    }
 
 
 def main() -> None:
