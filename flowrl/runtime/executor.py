@@ -24,7 +24,9 @@ __all__ = ["Executor", "executor_of"]
 
 
 class Executor(Protocol):
-    """Opened with the first thing that it opens; `close` comes after all of them are closed.
+    """Made with the section `runtime` of a configuration, whose limits it keeps.
+
+    It is opened with the first thing that it opens; `close` comes after all of them are closed.
 
     Everything that is opened raises BackendError where its plug-in is missing or cannot do it.
     """
