@@ -16,6 +16,7 @@ from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
 from flowrl.ids import NodeId
 from flowrl.specs.filters import Threshold, Turns
+from flowrl.specs.prompts import PromptTemplate
 
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 SUBSETS = (Op.FILTER, Op.SELECT, Op.WHERE)
@@ -160,6 +161,24 @@ def parents_of(graph: Graph, maker: Node) -> Node | None:
     return None if edge is None else graph.node(edge.src)
 
 
+def line_of_descent(graph: Graph, maker: Node, ancestor: Node) -> tuple[Node, ...]:
+    """Returns the nodes of prompts between a set and one that it descends from, nearest first.
+
+    It is empty where the samples of the one are not made of those of the other.
+    """
+    found: list[Node] = []
+    origin = origin_of(graph, ancestor)
+    while (prompts := answered_prompts(graph, maker)) is not None:
+        parents = parents_of(graph, maker)
+        if parents is None:
+            break
+        found.append(graph.node(prompts))
+        if origin_of(graph, parents) == origin:
+            return tuple(found)
+        maker = parents
+    return ()
+
+
 # Baselines.
 
 
@@ -195,7 +214,10 @@ def _check_pair(graph: Graph, node: Node, preferred: Node, other: Node) -> Itera
     prompts = [answered_prompts(graph, maker) for maker in (preferred, other)]
     sizes = [_sure_size(graph, maker) for maker in (preferred, other)]
     whole = [size for size in sizes if isinstance(size, int)]
-    if preferred == other:
+    line = line_of_descent(graph, preferred, other) or line_of_descent(graph, other, preferred)
+    if line:
+        yield from _check_revisions(node, line)
+    elif preferred == other:
         yield node_error(
             node,
             f"{node.id} gets '{preferred.id}' as its preferred samples and as the others",
@@ -207,8 +229,8 @@ def _check_pair(graph: Graph, node: Node, preferred: Node, other: Node) -> Itera
             f"{node.id} compares samples of the same prompts, but '{preferred.id}' and "
             f"'{other.id}' answer others",
             found=" and ".join(str(name or "data of its own") for name in prompts),
-            hint="generate both from the same prompts; solutions of these prompts are "
-            "fl.Examples.of(prompts)",
+            hint="generate both from the same prompts, or one from samples of the other; solutions "
+            "of these prompts are fl.Examples.of(prompts)",
         )
     elif len(whole) == 2 and 1 not in whole and whole[0] != whole[1]:
         yield node_error(
@@ -218,6 +240,28 @@ def _check_pair(graph: Graph, node: Node, preferred: Node, other: Node) -> Itera
             expected="as many of both, or one of either, which is paired with each of the other",
             hint="give both generate calls the same n, or one of them n=1",
         )
+
+
+def _check_revisions(node: Node, line: tuple[Node, ...]) -> Iterator[GraphError]:
+    """Checks that what samples are made of can be answered by them too."""
+    for prompts in line:
+        spec = prompts.attr("spec")
+        if not isinstance(spec, PromptTemplate):
+            yield node_error(
+                node,
+                f"{node.id} compares a response with its continuation from a cut "
+                f"({prompts.source or prompts.id})",
+                expected="responses to one prompt, of which neither is the beginning of the other",
+                hint="compare continuations with each other: "
+                "fl.select.best_and_worst(branches, scores)",
+            )
+        elif not spec.begins_with_prompt:
+            yield node_error(
+                node,
+                f"{node.id} takes responses as answers to a prompt that they were not shown "
+                f"({prompts.source or prompts.id})",
+                expected="a template that begins with {prompt}",
+            )
 
 
 def _sure_size(graph: Graph, maker: Node) -> object:

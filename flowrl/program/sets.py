@@ -11,6 +11,7 @@ from types import EllipsisType
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast, overload
 
 from flowrl.graph.ir import Field, Op
+from flowrl.graph.sample_sets import line_of_descent, sample_sets
 from flowrl.graph.signatures import (
     PART,
     PREFERRED,
@@ -21,6 +22,7 @@ from flowrl.graph.signatures import (
     TOKENS,
     TURN,
 )
+from flowrl.ids import NodeId
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import (
     Advantages,
@@ -130,6 +132,9 @@ def pair(*, preferred: Samples, other: Samples) -> Pairs:
     for a prompt has it paired with each of the other's. A prompt that one of the sets lacks (a
     filter took it out) makes no pair.
 
+    Where one set answers prompts that are made of the other's samples, each of its samples is
+    paired with the one that it comes of, as an answer to the prompt of that one.
+
     Args:
         preferred: The samples that are preferred: solutions, or those of a better policy.
         other: The samples that they are preferred to.
@@ -145,11 +150,16 @@ def pair(*, preferred: Samples, other: Samples) -> Pairs:
                 "samples that are not paired yet",
                 "pass a rollout or fl.Examples.of(prompts)",
             )
+    tracer = current_tracer("fl.pair")
+    graph = tracer.graph()
+    made = sample_sets(graph)
+    first, second = (graph.node(NodeId(made[read.node])) for read in reads.values())
+    # What an answer to another prompt was sampled with is not its logprob as an answer to this one.
+    revised = line_of_descent(graph, first, second) or line_of_descent(graph, second, first)
     both = ROLLOUT_LOGPROBS in preferred.fields and ROLLOUT_LOGPROBS in other.fields
-    fields = (TOKENS, RESPONSE_MASK, *((ROLLOUT_LOGPROBS,) if both else ()))
+    fields = (TOKENS, RESPONSE_MASK, *((ROLLOUT_LOGPROBS,) if both and not revised else ()))
     reads = {name: Read(read.node, fields) for name, read in reads.items()}
     outputs = (*fields, PREFERRED)
-    tracer = current_tracer("fl.pair")
     return Pairs(tracer, tracer.add(Op.PAIR, name="pair", reads=reads, outputs=outputs), outputs)
 
 

@@ -71,6 +71,30 @@ def test_pairs_of_two_rollouts_have_the_logprobs_of_both():
     assert samples_per_prompt(graph, graph.node("pair"), group_size=8) == 4
 
 
+def test_a_sample_is_paired_with_what_it_comes_of_without_the_logprobs_of_another_prompt():
+    def revised(of: dict[str, Any]) -> fl.Pairs:
+        draft = of["actor"].generate(of["prompts"], n=2)
+        critique = of["rival"].generate(fl.prompts_of(draft, template="{prompt}{response}="), n=3)
+        asked = fl.prompts_of(critique, template="{prompt}{response}+")
+        return fl.pair(preferred=of["actor"].generate(asked, n=1), other=draft)
+
+    graph = lower(preferring(revised))
+    assert graph.node("pair").output("rollout_logprobs") is None
+    assert samples_per_prompt(graph, graph.node("pair"), group_size=8) == 2 * 2 * 3
+
+
+def to_a_prompt_without_theirs(of: dict[str, Any]) -> Any:
+    draft = of["actor"].generate(of["prompts"], n=2)
+    revision = of["actor"].generate(fl.prompts_of(draft, template="{response}+"), n=1)
+    return fl.pair(preferred=revision, other=draft)
+
+
+def from_a_cut(of: dict[str, Any]) -> Any:
+    trunk = of["actor"].generate(of["prompts"], n=2)
+    branches = of["actor"].generate(fl.prompts_of(trunk, cut=fl.cut.share(0.5)), n=2)
+    return fl.pair(preferred=trunk, other=branches)
+
+
 def itself(of: dict[str, Any]) -> Any:
     rollout = of["actor"].generate(of["prompts"], n=2)
     return fl.pair(preferred=rollout, other=rollout)
@@ -117,6 +141,8 @@ def of_a_rollout(of: dict[str, Any]) -> Any:
         (of_other_prompts, GraphError, r"'examples' and 'actor.generate.2' answer others"),
         (of_other_sizes, GraphError, "2 and 3 samples a prompt"),
         (at_two_temperatures, GraphError, "samples of several temperatures"),
+        (to_a_prompt_without_theirs, GraphError, "a prompt that they were not shown"),
+        (from_a_cut, GraphError, "its continuation from a cut"),
         (of_pairs, TraceError, "fl.pair cannot take this 'preferred'"),
         (of_a_score, TraceError, "fl.pair takes samples as 'preferred'"),
         (by_place, TraceError, "arguments preferred, other"),

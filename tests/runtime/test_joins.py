@@ -16,10 +16,11 @@ from tests.runtime.node_world import lowered
 
 
 def answers(origin: str, groups: dict[str, list[list[int]]]) -> SampleSet:
-    """The set of responses by group; the prompt of a group is its name as one token."""
+    """The set of responses by group; the prompt of a group is its name, each number a token."""
     rows = []
     for name, responses in groups.items():
-        item = SimpleNamespace(prompt_ids=np.array([int(name)]), group=GroupId(name), row=None)
+        ids = np.array(list(map(int, name.split("/"))))
+        item = SimpleNamespace(prompt_ids=ids, group=GroupId(name), row=None)
         members = [
             (
                 sample_id(GroupId(name), member),
@@ -52,6 +53,29 @@ def paired(better: SampleSet, worse: SampleSet) -> tuple[SampleSet, StepBatch]:
         logprobs = -samples.sequences.tokens.astype(np.float32)
         step.values[samples.origin, "rollout_logprobs"] = logprobs
     return make_pairs(parts, parts.graph.node("pair"), step), step
+
+
+@fl.workflow
+def refining(prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy):
+    draft = actor.generate(prompts, n=2)
+    revision = rival.generate(fl.prompts_of(draft, template="{prompt}{response}="), n=2)
+    pairs = fl.pair(preferred=revision, other=draft)
+    actor.update(pairs, reference=rival.logprobs(pairs), loss=fl.loss.dpo(0.1))
+
+
+def test_a_revision_is_paired_with_its_draft_as_an_answer_to_the_prompt_of_that():
+    draft = answers("actor.generate", {"1": [[10], [11, 12]], "2": [[20], [21]]})
+    made = {"1/0": [[3], [4]], "1/1": [[5, 5]], "2/1": [[6]], "4/0": [[7]]}
+    revision = answers("rival.generate", made)
+    parts, step = GraphParts(lowered(refining)), StepBatch()
+    for samples in (draft, revision):
+        step.sets[samples.origin] = samples
+    pairs = make_pairs(parts, parts.graph.node("pair"), step)
+    rows = [[1, 3], [1, 10], [1, 4], [1, 10], [1, 5, 5], [1, 11, 12], [2, 6], [2, 21]]
+    assert texts(pairs) == rows
+    assert pairs.groups == tuple("1" * 6 + "2" * 2)
+    assert step.values["pair", "preferred"].tolist() == [True, False] * 4
+    assert pairs.payloads[0] is revision.payloads[0]  # so that it has one end
 
 
 def test_one_preferred_sample_is_paired_with_each_of_the_other_set():

@@ -180,7 +180,8 @@ def test_a_stopped_tree_goes_on_to_the_same_weights(
     [
         ("branching", tree_of),
         pytest.param("tournament", tree_of, marks=pytest.mark.slow),
-        ("preferred_solutions", many_programs.config_of),
+        pytest.param("preferred_solutions", many_programs.config_of, marks=pytest.mark.slow),
+        ("preferred_revisions", tree_of),
     ],
 )
 def test_branches_and_pairs_go_on_bit_by_bit_killed_and_stopped(

@@ -120,6 +120,16 @@ def branching(
 
 
 @fl.workflow
+def preferred_revisions(prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy) -> None:
+    """DPO on revisions and the drafts that they are made of."""
+    draft = actor.generate(prompts, n=2)
+    critique = rival.generate(fl.prompts_of(draft, template="{prompt}{response}="), n=1)
+    revision = actor.generate(fl.prompts_of(critique, template="{prompt}{response}+"), n=2)
+    pairs = fl.pair(preferred=revision, other=draft)
+    actor.update(pairs, reference=rival.logprobs(pairs), loss=fl.loss.dpo(0.1))
+
+
+@fl.workflow
 def parts_of_the_data(
     prompts: fl.Prompts,
     *,

@@ -8,17 +8,18 @@ the logs does not change.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from flowrl.backend.batch import Ints
 from flowrl.graph import Edge, Field, Node, Unit
-from flowrl.graph.sample_sets import sample_edges
+from flowrl.graph.sample_sets import line_of_descent, sample_edges
 from flowrl.graph.signatures import PART, PREFERRED, ROLLOUT_LOGPROBS
-from flowrl.ids import GroupId
+from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.driver.batch_nodes import OF_SEQUENCES
 from flowrl.runtime.driver.graph_parts import GraphParts
-from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch, sample_set
+from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch, sample_set, sequence_batch
 
 __all__ = ["make_pairs", "make_whole"]
 
@@ -26,17 +27,50 @@ __all__ = ["make_pairs", "make_whole"]
 def make_pairs(parts: GraphParts, node: Node, step: StepBatch) -> SampleSet:
     """Puts the pairs of two sets into the step, the preferred sample of each first."""
     preferred, other = _parts_of(parts, node, step)
-    first, second = _rows_by_group(preferred), _rows_by_group(other)
+    graph = parts.graph
+    makers = [graph.node(parts.made[edge.src]) for edge in sample_edges(graph, node)]
     rows: list[int] = []
+    if line_of_descent(graph, makers[0], makers[1]):
+        preferred, other = _revisions(preferred, other)
+    elif line_of_descent(graph, makers[1], makers[0]):
+        other, preferred = _revisions(other, preferred)
+    first, second = _rows_by_group(preferred), _rows_by_group(other)
     for group in [group for group in first if group in second]:
         mine, theirs = first[group], second[group]
         sizes = len(mine), len(theirs)
         for number in range(max(sizes) if 1 in sizes else min(sizes)):
             rows.append(mine[number % len(mine)])
             rows.append(len(preferred) + theirs[number % len(theirs)])
-    made = _put(parts, node, step, np.array(rows, np.int64))
+    made = _put(parts, node, step, [preferred, other], np.array(rows, np.int64))
     step.values[node.id, PREFERRED.name] = np.arange(len(rows)) % 2 == 0
     return made
+
+
+def _revisions(revised: SampleSet, drafts: SampleSet) -> tuple[SampleSet, SampleSet]:
+    """Returns revisions, as answers to the prompts of their drafts, and the draft of each.
+
+    Those whose draft is not in the set are left out. Payloads stay: each sample has one end.
+    """
+    places = {sample: row for row, sample in enumerate(drafts.sequences.samples)}
+    pairs: list[tuple[int, int]] = []
+    for row, group in enumerate(revised.groups):
+        name = str(group)
+        while name and name not in places:
+            name = name.rpartition("/")[0]
+        if name:
+            pairs.append((row, places[SampleId(name)]))
+    of_drafts = drafts.select(np.array([place for _, place in pairs], np.int64))
+    samples = [
+        (revised.sequences.samples[row], replace(revised.payloads[row], item=draft.item))
+        for (row, _), draft in zip(pairs, of_drafts.payloads, strict=True)
+    ]
+    answers = SampleSet(
+        origin=revised.origin,
+        sequences=sequence_batch(samples, of_drafts.groups),
+        groups=of_drafts.groups,
+        payloads=tuple(revised.payloads[row] for row, _ in pairs),
+    )
+    return answers, of_drafts
 
 
 def _rows_by_group(samples: SampleSet) -> Mapping[GroupId, Sequence[int]]:
@@ -60,15 +94,16 @@ def make_whole(parts: GraphParts, node: Node, step: StepBatch) -> SampleSet:
         place.setdefault(group, len(place))
     groups = [place[group] for samples in sets for group in samples.groups]
     rows = np.argsort(np.array(groups, np.int64), kind="stable")
-    made = _put(parts, node, step, rows)
+    made = _put(parts, node, step, sets, rows)
     number = np.repeat(np.arange(len(sets)), [len(samples) for samples in sets])
     step.values[node.id, PART.name] = number[rows]
     return made
 
 
-def _put(parts: GraphParts, node: Node, step: StepBatch, rows: Ints) -> SampleSet:
+def _put(
+    parts: GraphParts, node: Node, step: StepBatch, sets: Sequence[SampleSet], rows: Ints
+) -> SampleSet:
     """Puts the set of `rows` of the joined parts into the step, with the fields that it passes."""
-    sets = _parts_of(parts, node, step)
     joined = SampleSet.joined(node.id, sets)
     made = step.sets[node.id] = joined.select(rows)
     places = joined.sequences.places(rows.tolist())
