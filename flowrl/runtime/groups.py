@@ -15,14 +15,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
 from flowrl.backend.batch import Ints, SequenceBatch, TrainBatch
+from flowrl.runtime.checkpoint.store import describe_files
 from flowrl.runtime.spans import SPANS
 
-__all__ = ["DataRef", "Dispatch", "LocalGroup", "WorkerGroup", "resolved"]
+__all__ = ["DataRef", "Dispatch", "LocalGroup", "WorkerGroup", "performed", "resolved"]
 
 T = TypeVar("T")
 
@@ -80,6 +82,19 @@ def resolved(argument: object, get: Callable[[object], object]) -> object:
         return batch
     assert isinstance(batch, SequenceBatch | TrainBatch)
     return batch.select(argument.rows)
+
+
+def performed(worker: object, method: str, arguments: Sequence[object]) -> object:
+    """Returns the result of a worker's method; of `save`, the entries of the files it has written.
+
+    So checksums are computed where files are written, and not by the driver.
+    """
+    result: object = getattr(worker, method)(*arguments)
+    if method != "save":
+        return result
+    (folder,) = arguments
+    assert isinstance(folder, Path)
+    return describe_files(folder)
 
 
 class WorkerGroup:
@@ -146,7 +161,7 @@ class LocalGroup(WorkerGroup):
         found = [resolved(argument, lambda handle: handle) for argument in arguments]
         future: Future[Any] = Future()
         with SPANS.of(self._name if self.size == 1 else f"{self._name}[{rank}]", method):
-            future.set_result(getattr(self._workers[rank], method)(*found))
+            future.set_result(performed(self._workers[rank], method, found))
         return future
 
     def close(self) -> None:

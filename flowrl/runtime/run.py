@@ -45,6 +45,7 @@ from flowrl.runtime.checkpoint.store import (
     Checkpoint,
     CheckpointInterval,
     CheckpointStore,
+    FileEntries,
     Position,
 )
 from flowrl.runtime.driver.run_summary import RunTotals, StepWarnings, ended_at
@@ -552,9 +553,10 @@ class Run:
         state["stage"] = self.loop.state()
         loop = self.loop
 
-        def write(folder: Path) -> None:
-            self._open.save(folder)
+        def write(folder: Path) -> FileEntries:
+            described = self._open.save(folder)
             loop.save(folder)
+            return described
 
         with SPANS.of(DRIVER, "checkpoint"):
             self._store.save(position, write, state)

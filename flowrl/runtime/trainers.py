@@ -9,6 +9,7 @@ from typing import Any
 
 from flowrl.backend.batch import Floats, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
+from flowrl.runtime.checkpoint.store import FileEntries
 from flowrl.runtime.groups import DataRef, Dispatch, WorkerGroup
 from flowrl.specs import AdamW
 
@@ -74,7 +75,7 @@ class Trainer:
     def reset_optimizer(self) -> Future[None]:
         return self._all("reset_optimizer")
 
-    def save(self, folder: Path) -> Future[None]:
+    def save(self, folder: Path) -> Future[FileEntries]:
         return self._all("save", folder)
 
     def restore(self, folder: Path) -> Future[None]:

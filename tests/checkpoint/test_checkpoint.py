@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import logging
@@ -16,7 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import CheckpointError
-from flowrl.runtime.checkpoint.store import CheckpointStore, Position
+from flowrl.runtime.checkpoint.store import (
+    CheckpointStore,
+    FileEntries,
+    Position,
+    describe_files,
+)
+from flowrl.runtime.groups import LocalGroup
+from flowrl.runtime.trainers import Trainer
 from tests.files.dying import die_at
 
 
@@ -24,11 +32,12 @@ def at(step: int, stage: str = "grpo", index: int = 1) -> Position:
     return Position(stage=stage, stage_index=index, step=step)
 
 
-def weights(text: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
+def weights(text: str) -> Callable[[Path], FileEntries]:
+    def write(folder: Path) -> FileEntries:
         (folder / "actor").mkdir()
         (folder / "actor" / "weights").write_text(text)
         (folder / "cursor").write_text(text)
+        return {f"actor/{name}": file for name, file in describe_files(folder / "actor").items()}
 
     return write
 
@@ -123,7 +132,7 @@ def test_an_error_of_a_worker_passes_through_and_earlier_checkpoints_stay(tmp_pa
     store = CheckpointStore(tmp_path, keep=1)
     save(store, 1)
 
-    def fail(folder: Path) -> None:
+    def fail(folder: Path) -> FileEntries:
         (folder / "half").write_text("x")
         raise KeyboardInterrupt
 
@@ -271,7 +280,7 @@ def test_keeping_no_checkpoint_is_refused(tmp_path):
 )
 def test_any_finite_state_comes_back_bit_for_bit(tmp_path_factory, state):
     store = CheckpointStore(tmp_path_factory.mktemp("store"), keep=1)
-    store.save(at(1), lambda folder: None, state)
+    store.save(at(1), lambda folder: {}, state)
     found = store.latest()
     assert found is not None
     assert repr(found.state) == repr(state)
@@ -290,3 +299,35 @@ def test_a_manifest_without_the_drivers_state_is_damaged(tmp_path):
     (path / "MANIFEST.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="does not list the driver's state"):
         store.latest()
+
+
+def test_files_that_their_workers_describe_are_not_read_again(tmp_path, monkeypatch):
+    read: list[str] = []
+
+    def hashed(path: Path) -> str:
+        read.append(path.name)
+        return "0" * 64
+
+    write = weights("w1")
+
+    def described(folder: Path) -> FileEntries:
+        entries = write(folder)
+        monkeypatch.setattr("flowrl.runtime.checkpoint.store.sha256_file", hashed)
+        return entries
+
+    store = CheckpointStore(tmp_path, keep=1)
+    files = json.loads((store.save(at(1), described, {}) / "MANIFEST.json").read_text())["files"]
+    assert read == ["cursor", "state.json"]
+    assert files["actor/weights"] == {
+        "nbytes": 2,
+        "sha256": hashlib.sha256(b"w1").hexdigest(),
+    }
+
+
+def test_a_trainer_says_what_it_has_written(tmp_path):
+    class Worker:
+        def save(self, folder: Path) -> None:
+            (folder / "state").write_text("x")
+
+    trainer = Trainer(LocalGroup("actor.train", [Worker()]))
+    assert trainer.save(tmp_path).result() == describe_files(tmp_path)

@@ -28,13 +28,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import CheckpointError
 from flowrl.files import remove_leftovers, sha256_file, sync_folder, sync_tree, write_json_atomic
 from flowrl.wording import counted
 
-__all__ = ["FORMAT", "Checkpoint", "CheckpointInterval", "CheckpointStore", "Position"]
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "CheckpointInterval",
+    "CheckpointStore",
+    "FileEntries",
+    "Position",
+    "describe_files",
+]
+
+FileEntries: TypeAlias = dict[str, dict[str, object]]
+"""Size and SHA-256 of files, by their paths below a folder, with forward slashes."""
 
 
 _log = logging.getLogger(__name__)
@@ -124,7 +136,7 @@ class CheckpointStore:
     >>> import tempfile
     >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=2)
     >>> place = Position(stage="grpo", stage_index=0, step=10)
-    >>> path = store.save(place, lambda folder: None, {"cursor": 640})
+    >>> path = store.save(place, lambda folder: {}, {"cursor": 640})
     >>> path.name, store.latest().state["cursor"]
     ('0001-grpo-step10', 640)
 
@@ -143,13 +155,14 @@ class CheckpointStore:
     def save(
         self,
         position: Position,
-        write: Callable[[Path], None],
+        write: Callable[[Path], FileEntries],
         state: Mapping[str, object],
     ) -> Path:
         """Makes a checkpoint and removes those past `keep`.
 
         Args:
-            write: Fills a folder with what the workers save, usually one subfolder a role. The
+            write: Fills a folder with what the workers save, usually one subfolder a role, and
+                returns what they say of their files; others are read here for their checksums. The
                 names state.json and MANIFEST.json are taken.
             state: The driver's state, JSON values. A float that is not finite comes back as a
                 string that `float` reads.
@@ -167,9 +180,9 @@ class CheckpointStore:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
         try:
-            write(building)
+            described = write(building)
             write_json_atomic(building / _STATE, state)
-            files = _describe_files(building)
+            files = _describe_files(building, described)
             sync_tree(building)
             building.replace(path)
             sync_folder(self.folder)
@@ -258,15 +271,17 @@ class CheckpointStore:
                 _log.warning("%s: this old checkpoint cannot be removed: %s", path, error)
 
 
-def _describe_files(folder: Path) -> dict[str, dict[str, object]]:
-    """Returns size and SHA-256 of every file below `folder`, by path with forward slashes."""
+def describe_files(folder: Path) -> FileEntries:
+    """Returns the entries of every file below `folder`, where whoever wrote them runs."""
+    return _describe_files(folder, {})
+
+
+def _describe_files(folder: Path, described: FileEntries) -> FileEntries:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {
-        path.relative_to(folder).as_posix(): {
-            "nbytes": path.stat().st_size,
-            "sha256": sha256_file(path),
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        name: described.get(name) or {"nbytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in files
+        for name in [path.relative_to(folder).as_posix()]
     }
 
 

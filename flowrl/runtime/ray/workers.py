@@ -26,7 +26,7 @@ from flowrl.ids import SampleId
 from flowrl.runtime.channels import Mailbox, Message
 from flowrl.runtime.environments.loop import Call, Reply
 from flowrl.runtime.environments.pool import open_loop_here
-from flowrl.runtime.groups import resolved
+from flowrl.runtime.groups import performed, resolved
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_worker import EngineServer, described
 from flowrl.runtime.scoring.pool import ScoringPool
@@ -108,7 +108,7 @@ class _Policy:
                 try:
                     with SPANS.of(self._name, method):
                         found = cast("list[object]", resolved(arguments, _get))
-                        answer = ("returned", number, getattr(self._train, method)(*found))
+                        answer = ("returned", number, performed(self._train, method, found))
                 except Exception as reason:
                     if not isinstance(reason, FlowError):
                         traceback.print_exc()

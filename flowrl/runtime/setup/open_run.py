@@ -28,7 +28,7 @@ from flowrl.plan.schema import Placement
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
-from flowrl.runtime.checkpoint.store import Checkpoint
+from flowrl.runtime.checkpoint.store import Checkpoint, FileEntries
 from flowrl.runtime.driver.collected_batch import FailureBudget, Scorers
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
@@ -339,9 +339,9 @@ class OpenRun:
             "held_out": self._held_out_fingerprint,
         }
 
-    def save(self, folder: Path) -> None:
-        """Has every policy write its state into `folder/ROLE`."""
-        self._policies.save(folder)
+    def save(self, folder: Path) -> FileEntries:
+        """Has every policy write its state into `folder/ROLE`; see `OpenPolicies.save`."""
+        return self._policies.save(folder)
 
     def export(self) -> None:
         """Writes the run's model, and next to it that of every other role that the run trained.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import blake2b
@@ -28,7 +29,7 @@ from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName, engine_id
 from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
-from flowrl.runtime.checkpoint.store import Checkpoint
+from flowrl.runtime.checkpoint.store import Checkpoint, FileEntries
 from flowrl.runtime.driver.graph_parts import (
     RoleUse,
     is_due,
@@ -260,16 +261,23 @@ class OpenPolicies:
             "stale": [role for role, worker in self.workers.items() if worker.stale],
         }
 
-    def save(self, folder: Path) -> None:
-        """Has every worker whose weights change write its state into `folder/ROLE`."""
-        writing = []
+    def save(self, folder: Path) -> FileEntries:
+        """Has every worker whose weights change write its state into `folder/ROLE`.
+
+        Returns:
+            What the workers say of their files.
+        """
+        writing: dict[RoleName, Future[FileEntries]] = {}
         for role, worker in self.workers.items():
             if self._changes(role):
                 target = folder / role
                 target.mkdir()
-                writing.append(worker.train.save(target))
-        for written in writing:
-            written.result()
+                writing[role] = worker.train.save(target)
+        return {
+            f"{role}/{name}": entry
+            for role, written in writing.items()
+            for name, entry in written.result().items()
+        }
 
     def _changes(self, role: RoleName) -> bool:
         """True if the weights of a role may differ from those of its model's folder."""
