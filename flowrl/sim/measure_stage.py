@@ -467,5 +467,7 @@ def _load(engine: GenerateBackend, folder: Path) -> None:
         if time.monotonic() > end:
             raise BackendError(
                 "the engine does not report that it has loaded weights",
+                where=type(engine).__name__,
                 expected=f"`Loaded` from `poll` within {_LOAD_S:g} s",
+                hint="`flowrl backends check NAME` shows what a plug-in lacks",
             )
