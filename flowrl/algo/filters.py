@@ -17,7 +17,6 @@ from flowrl.algo.advantages.group import Partition
 from flowrl.specs.filters import (
     BestAndWorst,
     Difficulty,
-    FilterSpec,
     RandomK,
     SelectSpec,
     Threshold,
@@ -29,7 +28,7 @@ from flowrl.specs.filters import (
 def zero_variance(
     scores: npt.ArrayLike,
     groups: npt.ArrayLike,
-    spec: FilterSpec,
+    spec: ZeroVariance,
     live: npt.ArrayLike | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Keeps the samples of groups whose scores differ (dynamic sampling: DAPO, 2025, section 3.2).
@@ -49,7 +48,6 @@ def zero_variance(
     Returns:
         bool `[N]`, true for samples that are kept; all samples of a group are kept or removed.
     """
-    assert isinstance(spec, ZeroVariance)
     r, g = _pair(scores, groups)
     if not len(r):
         return np.zeros(0, np.bool_)
@@ -74,7 +72,7 @@ def zero_variance(
 
 
 def difficulty(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: FilterSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: Difficulty
 ) -> npt.NDArray[np.bool_]:
     """Keeps the samples of groups with low < mean score < high.
 
@@ -82,7 +80,6 @@ def difficulty(
 
     The arguments and the result are those of `zero_variance`.
     """
-    assert isinstance(spec, Difficulty)
     r, g = _pair(scores, groups)
     if not len(r):
         return np.zeros(0, np.bool_)
@@ -105,7 +102,7 @@ def _pair(
 Rows = npt.NDArray[np.int64]
 
 
-def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec) -> Rows:
+def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: Top) -> Rows:
     """Returns the k best samples of each group in batch order, the first ones of equal scores.
 
     A group of fewer than k is kept whole.
@@ -119,13 +116,12 @@ def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: 
     Returns:
         int64 `[K]`, row numbers.
     """
-    assert isinstance(spec, Top)
     r = check_scores(scores, groups)
     return _first(_members(groups), -r, spec.k)
 
 
 def threshold(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: Threshold
 ) -> Rows:
     """Returns the samples with score >= at_least: rejection sampling with a fixed threshold.
 
@@ -134,7 +130,6 @@ def threshold(
 
     The arguments and the result are those of `top`; a group may lose all of its samples.
     """
-    assert isinstance(spec, Threshold)
     r = check_scores(scores, groups)
     chosen = [rows[r[rows] >= spec.at_least] for rows in _members(groups)]
     return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
@@ -153,7 +148,7 @@ def parsed(
 
 
 def random_k(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: RandomK
 ) -> Rows:
     """Returns k random samples of each group: those with the smallest hashes of id and seed.
 
@@ -161,7 +156,6 @@ def random_k(
 
     The arguments and the result are those of `top`.
     """
-    assert isinstance(spec, RandomK)
     check_scores(scores, groups)
     digests = [hashlib.blake2b(f"{spec.seed}/{i}".encode(), digest_size=6).digest() for i in ids]
     ranks = np.array([int.from_bytes(digest, "big") for digest in digests], np.float64)
@@ -171,7 +165,7 @@ def random_k(
 
 
 def best_and_worst(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: BestAndWorst
 ) -> Rows:
     """Returns the best and the worst sample of each group with different scores, alternating.
 
@@ -181,7 +175,6 @@ def best_and_worst(
 
     The arguments and the result are those of `top`.
     """
-    assert isinstance(spec, BestAndWorst)
     r = check_scores(scores, groups)
     pairs = []
     for members in _members(groups):

@@ -157,7 +157,9 @@ Surrogate: TypeAlias = Callable[[PolicyStep, _P], TokenLoss]
 Loss: TypeAlias = Callable[[torch.Tensor, TokenBatch, LossSpec], TokenLoss]
 
 
-def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
+def policy_loss(
+    surrogate: Surrogate[_P],
+) -> Callable[[torch.Tensor, TokenBatch, _P], TokenLoss]:
     """Makes a loss of a surrogate: adds weights, masks, the entropy bonus, and metrics.
 
     Metrics of all policy losses: with an anchor, `ratio_mean`, `ratio_max`, `log_ratio` (its
@@ -167,24 +169,20 @@ def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
     over samples.
     """
 
-    def decorate(surrogate: Surrogate[_P]) -> Loss:
-        @wraps(surrogate)
-        def loss(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
-            assert isinstance(spec, kind)
-            missing = [name for name in spec.needs if getattr(batch, name) is None]
-            if missing:
-                raise ValueError(f"{spec.kind} needs {' and '.join(missing)}")
-            step = PolicyStep(
-                logprobs=logprobs,
-                advantages=required(batch, "advantages", spec.kind),
-                batch=batch,
-                spec=spec,
-            )
-            return _with_bonus(step, _corrected(step, _measured(step, surrogate(step, spec))))
+    @wraps(surrogate)
+    def loss(logprobs: torch.Tensor, batch: TokenBatch, spec: _P) -> TokenLoss:
+        missing = [name for name in spec.needs if getattr(batch, name) is None]
+        if missing:
+            raise ValueError(f"{spec.kind} needs {' and '.join(missing)}")
+        step = PolicyStep(
+            logprobs=logprobs,
+            advantages=required(batch, "advantages", spec.kind),
+            batch=batch,
+            spec=spec,
+        )
+        return _with_bonus(step, _corrected(step, _measured(step, surrogate(step, spec))))
 
-        return loss
-
-    return decorate
+    return loss
 
 
 def _measured(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
@@ -393,9 +391,8 @@ class LossFunction:
         return replace(terms, values=self.spec.scaled_by * terms.values)
 
 
-def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: CrossEntropy) -> TokenLoss:
     """Computes the negative log-likelihood: L = -logprob."""
-    assert isinstance(spec, CrossEntropy)
     return TokenLoss(values=-logprobs)
 
 

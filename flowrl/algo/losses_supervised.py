@@ -21,7 +21,7 @@ from flowrl.specs.loss import DPO, BradleyTerry, ImplicitReward, LossSpec, OwnLo
 from flowrl.specs.loss.own import FIELDS
 
 
-def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+def value_clip(values: torch.Tensor, batch: TokenBatch, spec: ValueClip) -> TokenLoss:
     """Computes half the squared error of a value, with a clip that is pessimistic.
 
     With the return R, the value v and the value v_old before the step::
@@ -40,7 +40,6 @@ def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> Token
     Metrics: `value_mean`, `return_mean`; `value_clip_fraction`, the share of tokens whose clipped
     error is larger.
     """
-    assert isinstance(spec, ValueClip)
     returns = required(batch, "returns", spec.kind)
     plain = _error(values - returns, spec)
     means = {"value_mean": values.detach(), "return_mean": returns}
@@ -74,7 +73,7 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float | N
     return float(1 - residual / targets.var(correction=0))
 
 
-def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: DPO) -> TokenLoss:
     """Direct preference optimization (Rafailov et al., arXiv 2305.18290, equation 7).
 
     With a sample's log-ratio D = sum over its response tokens of logprob - reference logprob, and
@@ -90,7 +89,6 @@ def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
     implicit rewards); `reward_margin`, their difference; `pair_accuracy`, the share above 0;
     `logprob_chosen` and `logprob_rejected`, sums over the samples.
     """
-    assert isinstance(spec, DPO)
     gap = logprobs - required(batch, "reference_logprobs", spec.kind)
     pairs, sign = _pairs(batch, spec)
     h = pairs.sums(sign * gap)
@@ -107,7 +105,7 @@ def dpo(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
     return TokenLoss(values=values, means=_with_accuracy(means) | sums)
 
 
-def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: BradleyTerry) -> TokenLoss:
     """Computes the loss of a reward model (Ouyang et al., arXiv 2203.02155, equation 1).
 
     With a pair's scores r_w and r_l::
@@ -126,7 +124,6 @@ def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> To
     Metrics, means over pairs: `reward_chosen`, `reward_rejected`, `reward_margin` (their
     difference), `pair_accuracy` (the share of margins above 0).
     """
-    assert isinstance(spec, BradleyTerry)
     pairs, sign = _pairs(batch, spec)
     values = -logsigmoid(pairs.sums(sign * scores) - spec.margin)
     if spec.centering:
@@ -135,7 +132,7 @@ def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> To
     return TokenLoss(values=values, means=_with_accuracy(means))
 
 
-def implicit_reward(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+def implicit_reward(logprobs: torch.Tensor, batch: TokenBatch, spec: ImplicitReward) -> TokenLoss:
     """Computes the loss of an implicit process reward model (Cui et al., arXiv 2502.01456).
 
     With a sample's log-ratio D = sum over its response tokens of logprob - reference logprob, and
@@ -150,7 +147,6 @@ def implicit_reward(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -
     Metrics, means over samples: `outcome_reward`, beta D; `outcome_accuracy`, the share of samples
     for which sigmoid(beta D) and the score are on the same side of 1/2.
     """
-    assert isinstance(spec, ImplicitReward)
     gap = logprobs - required(batch, "reference_logprobs", spec.kind)
     samples = Segments.of(required(batch, "samples", spec.kind))
     return _outcome_loss(spec.beta * samples.sums(gap), batch, spec)

@@ -22,10 +22,8 @@ from flowrl.specs.maps import (
     CosineLength,
     FirstWins,
     ImplicitReward,
-    MapSpec,
     Parse,
     Repetition,
-    ShapingSpec,
     SoftOverlong,
     StopProperly,
     WeightedSum,
@@ -112,17 +110,15 @@ class MapBatch:
         )
 
 
-def weighted_sum(batch: MapBatch, spec: MapSpec) -> MapResult:
+def weighted_sum(batch: MapBatch, spec: WeightedSum) -> MapResult:
     """Computes score = sum over k of weight_k score_k."""
-    assert isinstance(spec, WeightedSum)
     parts = [w * _floats(batch, key) for w, key in zip(spec.factors, spec.reads, strict=True)]
     return _scores(np.sum(parts, axis=0))
 
 
-def implicit_reward(batch: MapBatch, spec: MapSpec) -> MapResult:
+def implicit_reward(batch: MapBatch, spec: ImplicitReward) -> MapResult:
     """Computes beta (logprob - reference logprob) at each token (Cui et al., arXiv 2502.01456,
     equation 3)."""
-    assert isinstance(spec, ImplicitReward)
     gap = np.asarray(batch["logprobs"], np.float64) - np.asarray(batch["logprobs_2"], np.float64)
     return {"token_reward": (spec.beta * gap).astype(np.float32)}
 
@@ -134,14 +130,13 @@ PARSE_LIMIT_S = 1.0
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def parse(batch: MapBatch, spec: MapSpec) -> MapResult:
+def parse(batch: MapBatch, spec: Parse) -> MapResult:
     """Finds the number that each response states: the first group of the expression's last match.
 
     Where the expression has no group, the whole match is the number. It is a number if Python's
     `float` reads it and float32 holds it. A search that takes longer than `PARSE_LIMIT_S` finds
     nothing, and a warning says so.
     """
-    assert isinstance(spec, Parse)
     import regex
 
     pattern = regex.compile(spec.regex)
@@ -174,14 +169,13 @@ def _number(text: str | None) -> np.float32:
     return np.float32(number if abs(number) <= _LARGEST else math.nan)
 
 
-def first_wins(batch: MapBatch, spec: MapSpec) -> MapResult:
+def first_wins(batch: MapBatch, spec: FirstWins) -> MapResult:
     """Computes 1 for the verdict 1, 0 for the verdict 2 and 1/2 for every other number."""
-    assert isinstance(spec, FirstWins)
     verdict = _floats(batch, "score")
     return _scores(np.where(verdict == 1, 1.0, np.where(verdict == 2, 0.0, 0.5)))
 
 
-def win_rate(batch: MapBatch, spec: MapSpec) -> MapResult:
+def win_rate(batch: MapBatch, spec: WinRate) -> MapResult:
     """Computes the share of comparisons that each sample wins within its group::
 
         score(i) = mean over opponents k of (V_k(i) + 1 - V_k(i - k)) / 2
@@ -190,7 +184,6 @@ def win_rate(batch: MapBatch, spec: MapSpec) -> MapResult:
     first one following the last: `score`, `score_2`, ... for the opponents in order. Where k is a
     multiple of the group's size, a sample met itself, and the score of that comparison is 1/2.
     """
-    assert isinstance(spec, WinRate)
     won = np.zeros(len(batch.groups), np.float64)
     for rows in (np.flatnonzero(batch.groups == group) for group in np.unique(batch.groups)):
         for k, key in zip(spec.places, spec.reads, strict=True):
@@ -199,28 +192,24 @@ def win_rate(batch: MapBatch, spec: MapSpec) -> MapResult:
     return _scores(won / len(spec.places))
 
 
-def soft_overlong_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+def soft_overlong_map(batch: MapBatch, spec: SoftOverlong) -> MapResult:
     """Adds `soft_overlong` of the response's length to the score."""
-    assert isinstance(spec, SoftOverlong)
     return _scores(_floats(batch, "score") + soft_overlong(batch.lengths, spec))
 
 
-def stop_properly_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+def stop_properly_map(batch: MapBatch, spec: StopProperly) -> MapResult:
     """Applies `stop_properly` to the score."""
-    assert isinstance(spec, StopProperly)
     return _scores(stop_properly(_floats(batch, "score"), batch.truncated, spec))
 
 
-def cosine_length_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+def cosine_length_map(batch: MapBatch, spec: CosineLength) -> MapResult:
     """Replaces the score by `cosine_length`; scores above `correct_above` are correct."""
-    assert isinstance(spec, CosineLength)
     correct = _floats(batch, "score") > spec.correct_above
     return _scores(cosine_length(batch.lengths, correct, spec))
 
 
-def repetition_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+def repetition_map(batch: MapBatch, spec: Repetition) -> MapResult:
     """Adds `repetition` of the response's token ids to the score."""
-    assert isinstance(spec, Repetition)
     tokens, mask = batch["tokens"], np.asarray(batch["response_mask"], np.bool_)
     spans = [slice(a, b) for a, b in pairwise(batch.offsets)]
     responses = [tokens[span][mask[span]].tolist() for span in spans]
@@ -238,7 +227,7 @@ def _scores(values: Floats) -> MapResult:
     return {"score": values.astype(np.float32)}
 
 
-def soft_overlong(lengths: npt.ArrayLike, spec: ShapingSpec) -> Floats:
+def soft_overlong(lengths: npt.ArrayLike, spec: SoftOverlong) -> Floats:
     """Computes the length penalty of DAPO (Yu et al., 2025, equation 13), times `factor`::
 
         0                                   L <= max - buffer
@@ -257,7 +246,6 @@ def soft_overlong(lengths: npt.ArrayLike, spec: ShapingSpec) -> Floats:
     Raises:
         ValueError: The buffer is below 0.
     """
-    assert isinstance(spec, SoftOverlong)
     length = np.asarray(lengths, np.float64)
     if spec.buffer < 0:
         raise ValueError(f"buffer must be at least 0, not {spec.buffer}")
@@ -270,7 +258,7 @@ def soft_overlong(lengths: npt.ArrayLike, spec: ShapingSpec) -> Floats:
     return np.where(over > 0, -spec.factor * over, 0.0)
 
 
-def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: ShapingSpec) -> Floats:
+def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: StopProperly) -> Floats:
     """Multiplies scores of truncated responses by the coefficient, or replaces them if it is < 0.
 
     A negative factor would turn a wrong answer's penalty into a reward, so a negative coefficient
@@ -284,12 +272,11 @@ def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: Shaping
     Returns:
         float64 `[N]`.
     """
-    assert isinstance(spec, StopProperly)
     r, cut = np.asarray(scores, np.float64), np.asarray(truncated, np.bool_)
     return np.where(cut, r * spec.coefficient if spec.coefficient >= 0 else spec.coefficient, r)
 
 
-def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: ShapingSpec) -> Floats:
+def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: CosineLength) -> Floats:
     """Computes the cosine reward of a response's length L::
 
         p     = min(L / max_tokens, 1)
@@ -306,7 +293,6 @@ def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: ShapingS
     Returns:
         float64 `[N]`.
     """
-    assert isinstance(spec, CosineLength)
     right = np.asarray(correct, np.bool_)
     progress = np.minimum(np.asarray(lengths, np.float64) / spec.max_tokens, 1.0)
     short = np.where(right, spec.correct_short, spec.wrong_short)
@@ -314,7 +300,7 @@ def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: ShapingS
     return np.asarray(long + 0.5 * (short - long) * (1.0 + np.cos(np.pi * progress)), np.float64)
 
 
-def repetition(sequences: Iterable[Sequence[Hashable]], spec: ShapingSpec) -> Floats:
+def repetition(sequences: Iterable[Sequence[Hashable]], spec: Repetition) -> Floats:
     """Computes (1 - different n-grams / n-grams) * max_penalty (Yeo et al., 2025).
 
     It is 0 for fewer than n items.
@@ -326,7 +312,6 @@ def repetition(sequences: Iterable[Sequence[Hashable]], spec: ShapingSpec) -> Fl
     Returns:
         float64 `[N]`, to be added to the scores.
     """
-    assert isinstance(spec, Repetition)
     return np.array([_share_repeated(s, spec.ngram) * spec.max_penalty for s in sequences]) + 0.0
 
 

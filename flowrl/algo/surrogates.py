@@ -30,7 +30,7 @@ from flowrl.specs.loss import (
 )
 
 
-@policy_loss(PolicyClip)
+@policy_loss
 def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
     """Computes the negative clipped objective (Schulman et al., PPO, 2017, equation 7).
 
@@ -81,7 +81,7 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
     )
 
 
-@policy_loss(GMPO)
+@policy_loss
 def gmpo(step: PolicyStep, spec: GMPO) -> TokenLoss:
     """Geometric-mean policy optimization (Zhao et al., arXiv 2507.20673).
 
@@ -110,7 +110,7 @@ def gmpo(step: PolicyStep, spec: GMPO) -> TokenLoss:
     return TokenLoss(values=values, means=means)
 
 
-@policy_loss(SAPO)
+@policy_loss
 def sapo(step: PolicyStep, spec: SAPO) -> TokenLoss:
     """Soft adaptive policy optimization (Gao et al., arXiv 2511.20347, equations 5 and 6).
 
@@ -126,7 +126,7 @@ def sapo(step: PolicyStep, spec: SAPO) -> TokenLoss:
     return TokenLoss(values=-step.advantages * torch.sigmoid(tau * (ratio - 1)) * (4 / tau))
 
 
-@policy_loss(DPPO)
+@policy_loss
 def dppo(step: PolicyStep, spec: DPPO) -> TokenLoss:
     """Divergence proximal policy optimization with binary total variation (arXiv 2602.04879).
 
@@ -148,13 +148,13 @@ def dppo(step: PolicyStep, spec: DPPO) -> TokenLoss:
     )
 
 
-@policy_loss(Reinforce)
+@policy_loss
 def reinforce(step: PolicyStep, spec: Reinforce) -> TokenLoss:
     """Computes the plain policy gradient: L = -A * logprob (Williams, 1992; GPG, 2504.02546)."""
     return TokenLoss(values=-step.advantages * step.logprobs)
 
 
-@policy_loss(CISPO)
+@policy_loss
 def cispo(step: PolicyStep, spec: CISPO) -> TokenLoss:
     """Clipped importance-sampling weights (CISPO; MiniMax-M1, arXiv 2506.13585).
 
@@ -183,7 +183,7 @@ def cispo(step: PolicyStep, spec: CISPO) -> TokenLoss:
     return TokenLoss(values=-weight * step.advantages * step.logprobs, means=means)
 
 
-@policy_loss(TOPR)
+@policy_loss
 def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
     """Tapered off-policy REINFORCE (Le Roux et al., arXiv 2503.14286).
 
@@ -211,7 +211,7 @@ def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
     )
 
 
-@policy_loss(VESPO)
+@policy_loss
 def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
     """Variational sequence-level soft policy optimization (Shen et al., arXiv 2602.10693).
 
@@ -238,7 +238,7 @@ def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
     )
 
 
-@policy_loss(KLCov)
+@policy_loss
 def kl_cov(step: PolicyStep, spec: KLCov) -> TokenLoss:
     """A KL penalty on the tokens of largest covariance (Cui et al., arXiv 2505.22617).
 
@@ -262,7 +262,7 @@ def kl_cov(step: PolicyStep, spec: KLCov) -> TokenLoss:
     return TokenLoss(values=values, means={"penalised_fraction": penalised.to(values.dtype)})
 
 
-@policy_loss(Kimi)
+@policy_loss
 def kimi(step: PolicyStep, spec: Kimi) -> TokenLoss:
     """Policy mirror descent with a squared log-ratio (Kimi k1.5, arXiv 2501.12599, section 2.3).
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult, check_scores
 from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import FlowError, TraceError
-from flowrl.specs.advantage import AdvantageSpec, OwnAdvantage
-from flowrl.specs.maps import MapSpec, OwnMap
+from flowrl.specs.advantage import OwnAdvantage
+from flowrl.specs.maps import OwnMap
 from flowrl.specs.user_functions import (
     NO_DEBUGGER,
     Options,
@@ -157,7 +157,7 @@ def shape_of(shape: Collection[int]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def own_advantage(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def own_advantage(batch: AdvantageBatch, spec: OwnAdvantage) -> AdvantageResult:
     """Calls the user's function and checks its result.
 
     The function gets a batch with scores, groups and the fields that it declares; all other fields
@@ -169,7 +169,6 @@ def own_advantage(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult
         TraceError: The function raises an error or returns something else; the message names its
             line.
     """
-    assert isinstance(spec, OwnAdvantage)
     check_scores(batch.scores, batch.groups)
     declared: dict[str, Any] = {name: getattr(batch, name) for name in spec.needs}
     if missing := [name for name, value in declared.items() if value is None]:
@@ -201,7 +200,7 @@ def own_advantage(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult
     return AdvantageResult(advantages=advantages, returns=returns)
 
 
-def own_map(batch: MapBatch, spec: MapSpec) -> MapResult:
+def own_map(batch: MapBatch, spec: OwnMap) -> MapResult:
     """Calls the user's function and checks its result.
 
     The function gets a batch with the fields that it declares. It returns an array if it gives one
@@ -211,7 +210,6 @@ def own_map(batch: MapBatch, spec: MapSpec) -> MapResult:
         TraceError: The function raises an error, or does not give the declared fields; the message
             names its line.
     """
-    assert isinstance(spec, OwnMap)
     function = UserFunction.load("map", spec.function, spec.options, spec.reads)
     result = function(batch)
     if not isinstance(result, Mapping):

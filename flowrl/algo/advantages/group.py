@@ -15,7 +15,6 @@ import numpy.typing as npt
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult, check_scores, field_of
 from flowrl.specs.advantage import (
     GPG,
-    AdvantageSpec,
     Centre,
     GroupRelative,
     LeaveOneOut,
@@ -131,7 +130,7 @@ class Partition:
 
 
 def group_relative(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: GroupRelative
 ) -> npt.NDArray[np.float32]:
     """Computes group-relative advantages.
 
@@ -163,7 +162,6 @@ def group_relative(
         ValueError: The arrays are not one-dimensional and of equal length.
         RewardError: A score is not finite.
     """
-    assert isinstance(spec, GroupRelative)
     return standardise(check_scores(scores, groups), groups, spec).astype(np.float32)
 
 
@@ -221,7 +219,7 @@ def centre_scores(
 
 
 def leave_one_out(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: LeaveOneOut
 ) -> npt.NDArray[np.float32]:
     """RLOO (Kool et al., 2019; Ahmadian et al., "Back to Basics", 2024, section 3.2)::
 
@@ -231,7 +229,6 @@ def leave_one_out(
 
     The arguments and the result are those of `group_relative`.
     """
-    assert isinstance(spec, LeaveOneOut)
     r = check_scores(scores, groups)
     advantages = centre_scores(r, groups, "group_others", spec.singleton)
     if spec.batch_std:
@@ -241,7 +238,7 @@ def leave_one_out(
 
 
 def pass_at_k(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: PassAtK
 ) -> npt.NDArray[np.float32]:
     """Gives the best sample of a group its lead over the second best, and 0 to the others::
 
@@ -254,7 +251,6 @@ def pass_at_k(
 
     The arguments and the result are those of `group_relative`.
     """
-    assert isinstance(spec, PassAtK)
     r = check_scores(scores, groups)
     group = Partition.of(groups)
     advantages = np.zeros(len(r))
@@ -271,9 +267,7 @@ def pass_at_k(
     return advantages.astype(np.float32)
 
 
-def gpg(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
-) -> npt.NDArray[np.float32]:
+def gpg(scores: npt.ArrayLike, groups: npt.ArrayLike, spec: GPG) -> npt.NDArray[np.float32]:
     """Group policy gradient (Chu et al., GPG, 2025, section 3)::
 
         A_i = alpha (r_i - mean_g) / norm,    alpha = B / number of samples whose score is not 0
@@ -282,16 +276,13 @@ def gpg(
 
     The arguments and the result are those of `group_relative`.
     """
-    assert isinstance(spec, GPG)
     r = check_scores(scores, groups)
     alpha = len(r) / max(int(np.count_nonzero(r)), 1)
     advantages = alpha * centre_scores(r, groups, "group", spec.singleton) / spec.norm
     return advantages.astype(np.float32)
 
 
-def max_rl(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
-) -> npt.NDArray[np.float32]:
+def max_rl(scores: npt.ArrayLike, groups: npt.ArrayLike, spec: MaxRL) -> npt.NDArray[np.float32]:
     """Maximum-likelihood reinforcement learning (Tajwar et al., MaxRL, 2026, arXiv 2602.02710)::
 
         A_i = (r_i - mean_g) / (mean_g + eps)
@@ -301,7 +292,6 @@ def max_rl(
 
     The arguments and the result are those of `group_relative`.
     """
-    assert isinstance(spec, MaxRL)
     r = check_scores(scores, groups)
     group = Partition.of(groups)
     divisor = group.mean(r)[group.number] + spec.eps
@@ -312,14 +302,13 @@ def max_rl(
     return advantages.astype(np.float32)
 
 
-def length_weighted(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def length_weighted(batch: AdvantageBatch, spec: LengthWeighted) -> AdvantageResult:
     """OPO (Hao et al., "On-Policy RL with Optimal Reward Baseline", 2025, section 3)::
 
         A_i = r_i - sum_j l_j r_j / sum_j l_j    over the group, l = response tokens
 
     A group without any response token has the baseline 0.
     """
-    assert isinstance(spec, LengthWeighted)
     r = check_scores(batch.scores, batch.groups)
     length = (field_of(batch, "mask", spec.kind) > 0).sum(1).astype(np.float64)
     group = Partition.of(batch.groups)
@@ -350,7 +339,7 @@ def weighted_sum(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> Array:
     return np.where(none, np.nan, np.nansum(r * w, axis=1))
 
 
-def normalise_then_sum(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def normalise_then_sum(batch: AdvantageBatch, spec: NormaliseThenSum) -> AdvantageResult:
     """GDPO (Liu et al., "Group reward-Decoupled Normalization Policy Optimization", 2026)::
 
         A_ik = (r_ik - mean_g r_k) / (std_g r_k + eps)      each reward by itself
@@ -364,7 +353,6 @@ def normalise_then_sum(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageR
     Raises:
         ValueError: The numbers of weights and rewards differ.
     """
-    assert isinstance(spec, NormaliseThenSum)
     rewards = field_of(batch, "rewards", spec.kind)
     weights = np.array(spec.weights or (1.0,) * rewards.shape[1])
     groups = np.asarray(batch.groups)

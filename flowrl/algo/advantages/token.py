@@ -19,7 +19,6 @@ from flowrl.algo.advantages.batch import (
 from flowrl.algo.advantages.group import Partition, centre_scores, standardise
 from flowrl.specs.advantage import (
     GAE,
-    AdvantageSpec,
     Distill,
     GroupInGroup,
     GroupRelative,
@@ -32,7 +31,7 @@ from flowrl.specs.advantage import (
 Array = npt.NDArray[np.float64]
 
 
-def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def reinforce_pp(batch: AdvantageBatch, spec: ReinforcePP) -> AdvantageResult:
     """REINFORCE++ (Hu et al., 2025, section 3) and its baseline form::
 
         c_i = score_i                           `mean="none"`
@@ -56,7 +55,6 @@ def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     Returns:
         The advantages, and G as returns, 0 off the mask.
     """
-    assert isinstance(spec, ReinforcePP)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     centred = centre_scores(scores, batch.groups, spec.mean, spec.singleton)
@@ -109,14 +107,13 @@ def _whitened(advantages: Array, mask: Array, spec: ReinforcePP | GAE) -> Array:
     )
 
 
-def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def remax(batch: AdvantageBatch, spec: ReMax) -> AdvantageResult:
     """ReMax (Li et al., 2023, algorithm 2)::
 
         A_t = G_t - b_i,    G_t = sum over u >= t of r_u,    b_i = score of the greedy answer
 
     The score is on the last token. With a coefficient, each token has a KL penalty.
     """
-    assert isinstance(spec, ReMax)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     returns = rewards_to_go(_rewards(batch, scores, mask, spec), mask)
@@ -124,7 +121,7 @@ def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     return AdvantageResult.masked(mask, returns - baselines[:, None], returns)
 
 
-def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def distill(batch: AdvantageBatch, spec: Distill) -> AdvantageResult:
     """On-policy distillation by reverse KL, as an advantage of each token::
 
         d_t = log teacher_t - log behaviour_t             for tokens sampled by the student
@@ -139,7 +136,6 @@ def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     (Gu et al., MiniLLM, arXiv 2306.08543, equation 3). The teacher's logprobs are the
     `reference_logprobs`, with the same tokenizer and at the temperature of the rollout.
     """
-    assert isinstance(spec, Distill)
     mask = field_of(batch, "mask", spec.kind)
     student = field_of(batch, "logprobs", spec.kind)
     teacher = field_of(batch, "reference_logprobs", spec.kind)
@@ -153,12 +149,11 @@ def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     return AdvantageResult.masked(mask, advantages)
 
 
-def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def optimal_token_baseline(batch: AdvantageBatch, spec: OptimalTokenBaseline) -> AdvantageResult:
     """Computes reward-to-go minus the minimum-variance baseline of `optimal_baseline`.
 
     The score is on the last token, and there is no discount.
     """
-    assert isinstance(spec, OptimalTokenBaseline)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     rewards = token_rewards(scores, mask, given=batch.token_rewards)
@@ -232,7 +227,7 @@ def _lone_tail(mask: Array, group: Partition) -> npt.NDArray[np.bool_]:
     return tail
 
 
-def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def gae(batch: AdvantageBatch, spec: GAE) -> AdvantageResult:
     """Computes GAE over the scores, rewards of tokens and turns, and KL penalties of tokens.
 
     Advantages are those of `estimate` with `lam`, or with `length_lambda` if `length_alpha` is
@@ -241,7 +236,6 @@ def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     in Long-CoT?", 2025; VAPO: Yue et al., 2025, section 4), without whitening. Both are 0 off the
     mask.
     """
-    assert isinstance(spec, GAE)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     values = field_of(batch, "values", spec.kind)
@@ -322,7 +316,7 @@ def length_lambda(lengths: npt.ArrayLike, alpha: float) -> Array:
     return 1.0 - 1.0 / np.maximum(alpha * np.asarray(lengths, np.float64), 1.0)
 
 
-def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+def group_in_group(batch: AdvantageBatch, spec: GroupInGroup) -> AdvantageResult:
     """GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", 2025).
 
     Episodes of a prompt form a group, and within it all turns that begin in the same state of the
@@ -338,7 +332,6 @@ def group_in_group(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResul
     (or its R, with `singleton="raw"`). Every token of a turn gets the turn's advantage; a response
     token of no turn gets the episode's.
     """
-    assert isinstance(spec, GroupInGroup)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     turns = batch.turns
