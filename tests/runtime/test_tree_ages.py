@@ -29,6 +29,7 @@ from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.driver.streaming_tree import StreamingTree, checked_ages
 from flowrl.specs import Sampling
+from tests.policy_contexts import weights_of
 from tests.runtime.scripted_engine import weights
 from tests.runtime.test_rollouts import VERIFIER, Scoring, Words, World
 from tests.runtime.test_streaming_driver import PART, WAKE, Fleet, Prompts
@@ -144,7 +145,7 @@ class Tree:
         self.version += 1
         folder = weights(self.folder / str(self.version), self.version)
         for fleet in self.fleets:
-            self.tree.load(fleet, self.version, folder)  # type: ignore[arg-type]
+            self.tree.load(fleet, weights_of(self.version, folder))  # type: ignore[arg-type]
 
 
 def check_ages(generated: Sequence[GeneratedRollout], version: int, staleness: int) -> None:
