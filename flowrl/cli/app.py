@@ -16,6 +16,8 @@ from typing import Annotated
 
 import typer
 
+from flowrl.cli.groups import backends, data
+from flowrl.cli.options import Config, Debug, Json, Overrides, RunPath, config_file
 from flowrl.errors import ConfigError
 
 app = typer.Typer(
@@ -26,14 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of config keys.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 # Options of plans, which several commands have.
 Cluster = Annotated[
@@ -195,7 +189,7 @@ def plan(
         plan=plan,
         routes=routes,
     )
-    command.run(_config_file(config, "plan"), overrides or [], options)
+    command.run(config_file(config, "plan"), overrides or [], options)
 
 
 @app.command()
@@ -222,7 +216,7 @@ def size(
         pin=tuple(pin or ()),
         json=json,
     )
-    command.run(_config_file(config, "size"), overrides or [], options)
+    command.run(config_file(config, "size"), overrides or [], options)
 
 
 @app.command()
@@ -289,7 +283,7 @@ def run(
             hint="add --resume RUN, or leave --accept-changes out",
         )
     else:
-        command.run(_config_file(config, "run"), overrides or [], plan)
+        command.run(config_file(config, "run"), overrides or [], plan)
 
 
 @app.command()
@@ -328,7 +322,7 @@ def launch(
         cluster=cluster,
         output=output,
     )
-    command.run(_config_file(config, "launch"), overrides or [], options)
+    command.run(config_file(config, "launch"), overrides or [], options)
 
 
 @app.command("eval")
@@ -350,17 +344,6 @@ def evaluate(
     if config is not None and "=" in config.name and not config.exists():
         overrides, config = [str(config), *(overrides or [])], None
     command.run(model, config, overrides or [], as_json=json)
-
-
-def _config_file(config: Path | None, command: str) -> Path:
-    if config is None or ("=" in config.name and not config.exists()):
-        words = ["flowrl", command, "configs/quickstart.yaml", *([str(config)] if config else [])]
-        raise ConfigError(
-            f"`flowrl {command}` needs a config file" + (", or --resume RUN" * (command == "run")),
-            where="command line",
-            hint=f"for example `{' '.join(words)}`",
-        )
-    return config
 
 
 @app.command()
@@ -416,7 +399,7 @@ def simulate(
         plan=plan,
         json=json,
     )
-    command.run(_config_file(config, "simulate"), overrides or [], options)
+    command.run(config_file(config, "simulate"), overrides or [], options)
 
 
 @app.command()
@@ -432,7 +415,7 @@ def profile(
     """Measure on this machine what `flowrl simulate` needs to know."""
     from flowrl.cli import profile as command
 
-    command.run(_config_file(config, "profile"), overrides or [], output, as_json=json)
+    command.run(config_file(config, "profile"), overrides or [], output, as_json=json)
 
 
 @app.command("import-config")
@@ -541,95 +524,8 @@ def score(
     command.run(file, reward, compare, fields, timeout_s=timeout_s, num=num, as_json=json)
 
 
-data = typer.Typer(
-    help="Show and check data.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 app.add_typer(data, name="data")
-
-
-@data.command("show")
-def data_show(
-    config: Config,
-    overrides: Overrides = None,
-    split: Annotated[str, typer.Option("--split", help="train, eval, or of eval.sets.")] = "train",
-    skip: Annotated[int, typer.Option("--skip", metavar="N", help="Rows to skip.", min=0)] = 0,
-    num: Annotated[int, typer.Option("--num", metavar="N", help="Rows to show.", min=1)] = 3,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Show rows as the model reads them, and what rewards get."""
-    from flowrl.cli import data as command
-
-    path = _config_file(config, "data show")
-    command.show(path, overrides or [], split=split, skip=skip, num=num, as_json=json)
-
-
-@data.command("check")
-def data_check(
-    config: Config,
-    overrides: Overrides = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Count rows that are unreadable, empty, too long or there twice, with their lines."""
-    from flowrl.cli import data as command
-
-    path = _config_file(config, "data check")
-    raise typer.Exit(command.check(path, overrides or [], as_json=json))
-
-
-backends = typer.Typer(
-    help="List the plug-ins, or check one.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 app.add_typer(backends, name="backends")
-
-
-@backends.callback(invoke_without_command=True)
-def backends_list(context: typer.Context, json: Json = False, debug: Debug = False) -> None:
-    """List the plug-ins and whether they can be used here, or check one."""
-    if context.invoked_subcommand is None:
-        from flowrl.cli.doctor import run_backends
-
-        raise typer.Exit(run_backends(json))
-
-
-@backends.command("check")
-def backends_check(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed plug-in.")],
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="A model folder with weights, in place of a small random model."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda:0 or npu:0.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Largest difference of logprobs; 0.001, or 0.1 in 16 bits, by default.", min=0.0
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Limit of each check's generation.", min=0.0)
-    ] = 120.0,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Prove that an engine and a trainer keep the promises of flowrl.backend.protocols."""
-    from flowrl.cli import check_backend as command
-
-    options = command.Options(
-        model=model, device=device, dtype=dtype, tolerance=tolerance, timeout_s=timeout
-    )
-    raise typer.Exit(command.run(name, options, as_json=json))
 
 
 @app.command()

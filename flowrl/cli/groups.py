@@ -1,0 +1,98 @@
+"""The commands that have commands: `flowrl data` and `flowrl backends`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrl.cli.options import Config, Debug, Json, Overrides, config_file
+
+data = typer.Typer(
+    help="Show and check data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@data.command("show")
+def data_show(
+    config: Config,
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option("--split", help="train, eval, or of eval.sets.")] = "train",
+    skip: Annotated[int, typer.Option("--skip", metavar="N", help="Rows to skip.", min=0)] = 0,
+    num: Annotated[int, typer.Option("--num", metavar="N", help="Rows to show.", min=1)] = 3,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show rows as the model reads them, and what rewards get."""
+    from flowrl.cli import data as command
+
+    path = config_file(config, "data show")
+    command.show(path, overrides or [], split=split, skip=skip, num=num, as_json=json)
+
+
+@data.command("check")
+def data_check(
+    config: Config,
+    overrides: Overrides = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Count rows that are unreadable, empty, too long or there twice, with their lines."""
+    from flowrl.cli import data as command
+
+    path = config_file(config, "data check")
+    raise typer.Exit(command.check(path, overrides or [], as_json=json))
+
+
+backends = typer.Typer(
+    help="List the plug-ins, or check one.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@backends.callback(invoke_without_command=True)
+def backends_list(context: typer.Context, json: Json = False, debug: Debug = False) -> None:
+    """List the plug-ins and whether they can be used here, or check one."""
+    if context.invoked_subcommand is None:
+        from flowrl.cli.doctor import run_backends
+
+        raise typer.Exit(run_backends(json))
+
+
+@backends.command("check")
+def backends_check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed plug-in.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A model folder with weights, in place of a small random model."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda:0 or npu:0.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest difference of logprobs; 0.001, or 0.1 in 16 bits, by default.", min=0.0
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Limit of each check's generation.", min=0.0)
+    ] = 120.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prove that an engine and a trainer keep the promises of flowrl.backend.protocols."""
+    from flowrl.cli import check_backend as command
+
+    options = command.Options(
+        model=model, device=device, dtype=dtype, tolerance=tolerance, timeout_s=timeout
+    )
+    raise typer.Exit(command.run(name, options, as_json=json))
