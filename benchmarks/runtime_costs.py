@@ -245,6 +245,7 @@ def fleet_of(executor: LocalExecutor, number: int, folder: Path) -> Iterator[Eng
         export=lambda target: (target / "weights.safetensors").write_bytes(bytes(1 << 20)) and None,
         fallback=folder,
         cores=(),
+        most=number,
     )
     try:
         yield fleet
