@@ -195,10 +195,17 @@ class RequestBox:
     def answer(self, name: str, answer: ScaleAnswer) -> None:
         """Answers a request that was taken."""
         _log.info("request %s: %s", name, answer.text)
-        write_json_atomic(self._folder / f"{name}{_ANSWER}", asdict(answer))
+        try:
+            write_json_atomic(self._folder / f"{name}{_ANSWER}", asdict(answer))
+        except OSError as error:  # it ends no run
+            _log.warning("request %s cannot be answered: %s", name, error)
 
     def _waiting(self) -> list[Path]:
-        found = (path for path in self._folder.glob("*.json") if not path.name.startswith("."))
+        found = (
+            path
+            for path in self._folder.glob("*.json")
+            if not (path.name.startswith(".") or path.is_dir())
+        )
         return sorted(path for path in found if not path.name.endswith(_ANSWER))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -62,6 +63,7 @@ class TraceFile:
     def _begin(self) -> None:
         self._lines = JsonLines(self._path)
         self._size = self._path.stat().st_size
+        self._failed = False
         self._named: set[tuple[str, str]] = set()
 
     def append(self, spans: Iterable[Span]) -> None:
@@ -72,8 +74,11 @@ class TraceFile:
         """
         if self._size > self._max_bytes:
             self._lines.close()
-            self._path.replace(self._path.with_name(_EARLIER))
-            self._begin()
+            with suppress(FileNotFoundError):
+                self._path.replace(self._path.with_name(_EARLIER))
+            self._failed = True
+        if self._failed:
+            self._begin()  # cuts what is written of a line
         parts = [] if self._size else ["[\n"]
         for span in spans:
             if (place := (span.where, span.worker)) not in self._named:
@@ -85,7 +90,7 @@ class TraceFile:
             self._lines.write(text)
         except OSError:
             self._lines.close()
-            self._begin()  # cuts what is written of a line
+            self._failed = True  # the next call opens it again
             raise
         self._size += len(text)
 

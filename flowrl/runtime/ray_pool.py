@@ -12,11 +12,13 @@ starts threads, reads tokens and can wait for minutes on an address where nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -45,7 +47,7 @@ _TYPE = "accelerator_type:"
 _HERE, _REPORT = "Here", "Report"
 """What is added to Ray's listing: this node, and the accelerators that a node itself finds."""
 
-_REPORT_S = 60.0
+_REPORT_S = 20.0
 
 _MARK = "flowrl-ray-nodes "
 """Before the one line that is read; Ray and its libraries print others."""
@@ -292,9 +294,13 @@ def _answer(address: str) -> None:
         if node["Alive"] and any(node["Resources"].get(kind) for kind in _KINDS):
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             reports[node["NodeID"]] = ask.options(num_cpus=0, scheduling_strategy=there).remote()
+    end = time.monotonic() + _REPORT_S
     for node in nodes:
         if node["NodeID"] in reports:
-            node[_REPORT] = ray.get(reports[node["NodeID"]], timeout=_REPORT_S)
+            # The hardware catalogue stands in for a node that does not report.
+            with contextlib.suppress(ray.exceptions.RayError):
+                left = max(0.0, end - time.monotonic())
+                node[_REPORT] = ray.get(reports[node["NodeID"]], timeout=left)
     print(_MARK + json.dumps(nodes, default=str), flush=True)
     ray.shutdown()
 

@@ -79,7 +79,7 @@ class StatusWriter:
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except OSError as reason:  # a full disk ends no run here; its own files will
+        except (OSError, ValueError) as reason:  # a full disk ends no run here; its own files will
             if not self._warned:
                 _log.warning("no status is written: %s", reason)
             self._warned = True

@@ -112,6 +112,7 @@ def test_a_box_ignores_what_is_no_request_and_what_came_before_it(
         (requests / "1.json").write_text('{"role": "actor"}')
         (requests / "2.json").symlink_to(tmp_path / "elsewhere")
         (requests / "3.json").write_text("{" + " " * 5000)
+        (requests / "0.json").mkdir()
         assert box.take() is None
         assert caplog.text.count("is no request") == 3
         (requests / "4.json").write_text(

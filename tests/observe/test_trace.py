@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+
+import pytest
 
 from flowrl.observe.trace import Span, TraceFile, read_spans
 
@@ -50,3 +53,20 @@ def test_the_oldest_part_of_a_trace_is_removed_where_it_is_full(tmp_path: Path):
     assert earlier.stat().st_size + now.stat().st_size < 4000 + 1000
     kept = [*read_spans(earlier), *read_spans(now)]
     assert kept == [span(number) for number in range(100 - len(kept), 100)]
+
+
+def test_a_trace_goes_on_once_the_disk_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = TraceFile(tmp_path, 4000)
+    file.append([span(1)])
+
+    def full(lines: object, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flowrl.observe.trace.JsonLines.write", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                file.append([span(2)])
+    file.append([span(3)])
+    file.close()
+    assert list(read_spans(tmp_path / "trace.json")) == [span(1), span(3)]

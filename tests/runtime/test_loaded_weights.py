@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.backend.protocols import Loaded
 from flowrl.errors import BackendError
 from flowrl.ids import EngineId
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -100,6 +101,23 @@ def test_an_engine_next_to_its_trainer_loads_copies_where_it_cannot_share(tmp_pa
     assert engine._copies is not None
     engine.close()
     assert not engine._copies.root.exists()
+
+
+def test_copies_that_nobody_asks_for_do_not_pile_up(tmp_path: Path):
+    """Where other engines generate, the one next to the trainer is polled by evaluations alone."""
+
+    class Trainer:
+        def export(self, folder: Path) -> None:
+            weights(folder, 5)
+
+    engine = EngineInPlace(plugin, context(tmp_path), Trainer())  # type: ignore[arg-type]
+    with closing(engine):
+        assert engine._copies is not None
+        for version in range(1, 5):
+            engine.load(weights_of(version))
+            assert [path.name for path in engine._copies.root.iterdir()] == [str(version)]
+        reports = engine.poll(0.0)
+    assert [report.version for report in reports if isinstance(report, Loaded)] == [1, 2, 3, 4]
 
 
 def test_weights_that_are_moved_leave_no_folder(tmp_path: Path):

@@ -223,7 +223,8 @@ class CheckpointStore:
             except _Damaged as reason:
                 _log.warning("%s; it is skipped", reason)
                 newest = newest or reason
-                skipped.append(path)
+                if not isinstance(reason, _Unreadable):
+                    skipped.append(path)
             else:
                 for damaged in skipped:
                     try:
@@ -289,6 +290,15 @@ class _Damaged(CheckpointError):
     """A checkpoint that is not as it was written; an older one may be."""
 
 
+class _Unreadable(_Damaged):
+    """A checkpoint that the disk does not give back now; it may do so later."""
+
+
+def _damage(error: Exception) -> type[_Damaged]:
+    gone = FileNotFoundError | NotADirectoryError
+    return _Unreadable if isinstance(error, OSError) and not isinstance(error, gone) else _Damaged
+
+
 def _load(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
@@ -304,7 +314,7 @@ def _load(path: Path) -> Checkpoint:
                 for name, entry in manifest["files"].items()
             }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _Damaged(
+        raise _damage(error)(
             "this checkpoint is damaged: its manifest cannot be read",
             where=str(path / _MANIFEST),
             found=str(error),
@@ -328,7 +338,7 @@ def _load(path: Path) -> Checkpoint:
             _verify(path / name, nbytes, sha256)
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
     except OSError as error:
-        raise _Damaged(
+        raise _damage(error)(
             "this checkpoint is damaged: one of its files cannot be read",
             where=str(error.filename or path),
             found=error.strerror or str(error),

@@ -160,15 +160,23 @@ class Scaling:
         return sum(done)
 
     def _joined(self, change: _Change, engine: EngineId) -> bool:
+        joined: list[RolloutDriver] = []
         try:
             if not change.fleet.has_opened(engine):
                 return False
+            for driver in change.drivers:
+                driver.join(engine, change.fleet.engines[engine])  # may open an environment
+                joined.append(driver)
         except FlowError as error:
             change.failed.append(engine)
             change.events.append(f"{engine} cannot be opened: {error}")
+            for driver in joined:
+                driver.leave(engine)
+            if joined:
+                change.leaving.append(engine)
+            elif engine in change.fleet.engines:
+                change.fleet.remove(engine)
         else:
-            for driver in change.drivers:
-                driver.join(engine, change.fleet.engines[engine])
             change.events.append(f"{engine} joined")
         change.joining.remove(engine)
         return True

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.backend.plugin import Plugin
-from flowrl.backend.protocols import PolicyContext, TrainBackend, Weights, WeightsKind
+from flowrl.backend.protocols import (
+    Finished,
+    Loaded,
+    PolicyContext,
+    Progress,
+    TrainBackend,
+    Weights,
+    WeightsKind,
+)
 from flowrl.ids import engine_id
 from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.transfer.weight_folders import WeightFolders
@@ -19,6 +28,7 @@ class EngineInPlace(RestartableEngine):
 
     def __init__(self, plugin: Plugin, context: PolicyContext, train: TrainBackend) -> None:
         self._train = train
+        self._kept: list[Progress | Finished | Loaded] = []
         shared = train if plugin.capabilities.shares_weights else None
         self._copies = None if shared else WeightFolders(Path(tempfile.gettempdir()))
         super().__init__(
@@ -34,6 +44,14 @@ class EngineInPlace(RestartableEngine):
             weights = self._copies.written(weights.version, self._train.export)
             self._copies.add(weights)
         self._send(weights)
+        if self._copies is not None:
+            # Where other engines generate nobody may poll this one, and its copies would pile up.
+            self._kept += super().poll(0.0)
+
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
+        """See `GenerateBackend`."""
+        kept, self._kept = self._kept, []
+        return kept or super().poll(timeout_s)
 
     def close(self) -> None:
         """See `GenerateBackend`."""

@@ -188,7 +188,7 @@ class RayCluster:
 
     def share(self, weights: Weights) -> Weights:
         """Puts the buckets of weights into the store, one after the other."""
-        stored = StoredBuckets([ray.put(bucket) for bucket in weights.handle])
+        stored = StoredBuckets([self.node.put(bucket) for bucket in weights.handle])
         return replace(weights, kind=WeightsKind.RAY_OBJECTS, handle=stored)
 
     def _put(self, folder: Path) -> Any:

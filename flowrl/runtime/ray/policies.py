@@ -27,6 +27,15 @@ __all__ = ["ActorGroup"]
 _CLOSE_S = 5.0
 
 
+class _EngineBesideTrainer(RemoteEngine):
+    """An engine that loads the newest weights of its trainer itself when it is restarted."""
+
+    def load_newest(self) -> None:
+        """Expects the report of what the restarted engine loads."""
+        if self._last is not None:
+            self._loading[self._last.version] = self._last
+
+
 class ActorGroup(WorkerGroup):
     """One trainer in an actor; opening returns at once, and calls wait for the model.
 
@@ -86,7 +95,7 @@ class ActorGroup(WorkerGroup):
             open_channel=self._open_engine_channel,
             shares_weights=True,
         )
-        return RemoteEngine(name, opening, folders=None)
+        return _EngineBesideTrainer(name, opening, folders=None)
 
     def _open_engine_channel(self) -> _EngineChannel:
         with self._lock:

@@ -313,7 +313,9 @@ def _rows_ahead(
 ) -> dict[int, dict[NodeId, Sequence[PromptItem]]]:
     """Returns the rows that a checkpoint's run had taken for later steps."""
     found: dict[int, dict[NodeId, Sequence[PromptItem]]] = {}
-    for number, rows in part_of(state, "rows_ahead").items():
+    # Checkpoints from before rows were taken ahead have none.
+    ahead = part_of(state, "rows_ahead") if "rows_ahead" in state else {}
+    for number, rows in ahead.items():
         assert isinstance(rows, Mapping)
         found[int(number)] = {
             source.node: [source.item_of(group) for group in rows[source.node]]
