@@ -142,15 +142,14 @@ def test_requests_end_with_all_that_an_engine_in_this_process_would_say(opened: 
 
 
 def test_an_engine_says_when_it_generated_loaded_and_waited(opened: Open, tmp_path: Path):
-    loaded: list[int] = []
     SPANS.take()
-    engine = opened(published=loaded.append)
+    engine = opened()
     engine.wait_ready()
     engine.submit([request("0/0/0")])
     until(engine, lambda outputs: len(ends(outputs)) == 1)
-    engine.publish(4, weights(tmp_path / "4", 44))
+    engine.load(weights_of(4, weights(tmp_path / "4", 44)))
     engine.submit([request("0/1/0")])
-    until(engine, lambda outputs: len(ends(outputs)) == 1 and bool(loaded))
+    until(engine, lambda outputs: len(ends(outputs)) == 1)
     spans = [span for span in SPANS.take() if span.worker == "actor.generate[0]"]
     assert {"generate", "load weights"} <= {span.operation for span in spans}
     assert {span.waits_for for span in spans if span.operation == "wait"} == {"requests"}
