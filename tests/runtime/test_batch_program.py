@@ -77,7 +77,7 @@ class ElsewhereGroup(LocalGroup):
 
 def test_samples_are_put_where_each_kind_of_trainer_finds_them():
     workers = {"actor": Worker(), "critic": Worker()}
-    workers["critic"].train = Trainer(ElsewhereGroup([workers["critic"]]))
+    workers["critic"].train = Trainer(ElsewhereGroup("critic.train", [workers["critic"]]))
     program_of(lowered(critic), workers).run(step_with(samples(ROLLOUT, SCORES)))
     for worker in workers.values():
         ((batch, _),) = worker.updates
