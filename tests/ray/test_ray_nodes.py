@@ -160,6 +160,7 @@ def test_an_engine_on_an_accelerator_comes_as_far_as_the_device_that_is_not_here
         export=lambda folder: None,
         fallback=tmp_path,
         cores=(),
+        most=1,
     )
     with contextlib.closing(executor), contextlib.closing(fleet), pytest.raises(BackendError) as e:
         fleet.wait_ready()
