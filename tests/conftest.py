@@ -71,6 +71,10 @@ ALONE = (
 """Files whose tests pin cores, measure times or send signals: no two of them run at once."""
 
 
+RAY = ("tests/runtime/test_ray_pool.py", "tests/proofs/test_chaos.py")
+"""Files besides those of tests/ray that start Ray: one cluster at a time on a machine."""
+
+
 EACH = "tests/docs/test_documents.py"
 """A file whose tests share nothing and take long: each is scheduled by itself."""
 
@@ -86,6 +90,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::", 1)[0]
+            if path in RAY or path.startswith("tests/ray/"):
+                return "ray"
             return "alone" if path in ALONE else nodeid if path == EACH else path
 
     return ByFile(config, log)
