@@ -11,6 +11,7 @@ from flowrl.compiler.lowering import LoweredStage
 from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.cost.demand import phase_of
+from flowrl.errors import ConfigError
 from flowrl.graph import Node, Op
 from flowrl.graph.ir import called
 from flowrl.graph.sample_sets import sampling_node
@@ -23,7 +24,7 @@ from flowrl.passes.settle_truncation import (
 )
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 from flowrl.specs.maps import SoftOverlong
-from flowrl.wording import counted, listing
+from flowrl.wording import counted, listing, suggestion
 
 _log = logging.getLogger(__name__)
 
@@ -119,11 +120,20 @@ def _roles_without_work(stages: _Stages, role_backends: RoleBackends) -> Iterato
     used = {role.name for stage in stages for role in stage.workflow.roles}
     copied = {role.copy_of for name, role in roles.items() if name in used}
     for name in roles:
-        if name not in used | copied and not loaded.is_taken_over(f"roles.{name}"):
-            yield (
-                f"{loaded.where(f'roles.{name}')}: no workflow of this run uses the role {name}; "
-                f"they use {listing(sorted(used))}. `roles.{name}: null` takes it away"
+        if name in used | copied or loaded.is_taken_over(f"roles.{name}"):
+            continue
+        where, meant = loaded.where(f"roles.{name}"), suggestion(name, used)
+        if meant is not None and loaded.is_changed(f"roles.{name}"):
+            raise ConfigError(
+                f"no workflow of this run uses the role {name}",
+                where=where,
+                expected=listing(sorted(used)),
+                hint=meant,
             )
+        yield (
+            f"{where}: no workflow of this run uses the role {name}; they use "
+            f"{listing(sorted(used))}. `roles.{name}: null` in the file takes it away"
+        )
 
 
 def _held_out_data_without_a_policy(stages: _Stages, role_backends: RoleBackends) -> Iterator[str]:

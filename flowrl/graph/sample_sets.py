@@ -126,10 +126,14 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
                     node,
                     f"{node.id} gets '{edges[0].argument}' for the samples of '{first.id}', "
                     f"but '{edge.argument}' for the samples of '{other.id}'",
-                    hint=_ONE_SET,
+                    hint=_SEVERAL_SETS if node.op is Op.MAP else _ONE_SET,
                 )
 
 
+_SEVERAL_SETS = (
+    "give each set a map of its own, or join them first: samples, scores = fl.concat(...); between "
+    "samples and those that answer them, values go through fl.parent and fl.mean_of_children"
+)
 _ONE_SET = (
     "use what an operation returned in all that follows, as in rollout, scores = "
     "fl.filter.zero_variance(rollout, scores); between samples and those that answer them, values "

@@ -388,7 +388,7 @@ def _short(path: Path) -> str:
 
 def _nearest_run(path: Path) -> str:
     """Returns a hint for a folder that is no run: a run inside it, or next to it."""
-    for folder, name in ((path, ""), (path.parent, path.name)):
+    for folder, name in ((path, ""), (path.parent, path.name), (Path("runs"), path.name)):
         runs = _runs_in(folder)
         match = nearest(name, [run.name for run in runs])
         if match is not None:

@@ -210,6 +210,7 @@ def own_advantage(
 ) -> Callable[[Callable[..., object]], UserAdvantage[tuple[Advantages, Returns]]]: ...
 
 
+@operation
 def own_advantage(
     *, per: Per = "sample", needs: str | Iterable[str] = (), returns: bool = False
 ) -> Callable[[Callable[..., object]], UserAdvantage[Any]]:
@@ -220,7 +221,8 @@ def own_advantage(
 
     Args:
         per: What it gives one number for: `sample` or `token`.
-        needs: Fields of the batch that it reads, of `FIELDS`; one number a token needs the mask.
+        needs: Fields of the batch that it reads besides scores and groups, of `FIELDS`; one number
+            a token needs the mask.
         returns: Whether it returns an `AdvantageResult` with a critic's targets.
 
     Raises:
@@ -399,6 +401,7 @@ def map_of(
 ) -> Callable[[Callable[..., object]], UserMap[Any]]: ...
 
 
+@operation
 def map_of(
     *,
     reads: str | Iterable[str],

@@ -89,6 +89,16 @@ class Handle:
     node: NodeId
     fields: tuple[Field, ...]
 
+    def __new__(cls, *given: object, **named: object) -> Self:
+        """Refuses the type of a parameter that is called like an operation: `fl.Pairs(a, b)`."""
+        if not given or not isinstance(given[0], Tracer):
+            raise trace_error(
+                f"fl.{cls.__name__} is a type, for parameters of workflows, and no operation",
+                found=f"fl.{cls.__name__}(...)",
+                hint=cls.comes_from,
+            )
+        return object.__new__(cls)
+
     def __init__(self, tracer: Tracer, node: NodeId, fields: tuple[Field, ...]) -> None:
         for name, value in (("_tracer", tracer), ("node", node), ("fields", fields)):
             object.__setattr__(self, name, value)

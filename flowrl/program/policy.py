@@ -403,6 +403,9 @@ def _acting(name: str, policy: object, environment: object) -> tuple[Policy, ...
             "environment",
             environment,
             "an environment, a role of the workflow",
-            "policies that take turns are one argument: fl.interact((pro, con), game, prompts)",
+            "policies that take turns are one argument: fl.interact((pro, con), game, prompts)"
+            if not isinstance(environment, dict | list)
+            else "several environments have their part of the prompts each: fl.where(prompts, "
+            "row=..., equals=...), one fl.interact for each part, and fl.concat of the rollouts",
         )
     return cast("tuple[Policy, ...]", policies)

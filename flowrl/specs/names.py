@@ -28,6 +28,9 @@ MODULES: Mapping[str, str] = {
 }
 """The public name of each module."""
 
+_PUBLIC = {"own_advantage": "fl.advantage.own", "map_of": "fl.map"}
+"""Functions that modules give under another name than they are defined with."""
+
 _FAMILIES = tuple(module for module in MODULES if module != "flowrl")
 
 
@@ -87,7 +90,7 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
     own = function.__qualname__
     if "." not in own:
         module = next((m for m in _FAMILIES if function.__module__.startswith(m)), "flowrl")
-        own = f"{MODULES[module]}.{own}"
+        own = _PUBLIC.get(own, f"{MODULES[module]}.{own}")
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -121,6 +124,9 @@ def _bad_call(
             argument that is missing.
     """
     names, hint = arguments_of(function), None
+    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    if problem is not None and kinds == {inspect.Parameter.KEYWORD_ONLY}:
+        hint = f"as a decorator it has parentheses: @{name}(...)"
     for argument in unknown[:1]:
         problem = f"got an unexpected keyword argument '{argument}'"
         meant = next(iter(meanings(f"{name.rpartition('.')[2]}()", argument)), None)

@@ -29,6 +29,15 @@ def test_a_role_that_no_workflow_uses_is_told_with_its_key(caplog):
     assert "judge" in said
 
 
+def test_a_misspelt_role_of_the_command_line_is_an_error_with_the_one_that_is_meant(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(config(roles=roles())))
+    with pytest.raises(ConfigError, match="no workflow of this run uses the role actr") as caught:
+        fl.compile(grpo, file, overrides=["roles.actr.num_slots=3"])
+    assert caught.value.where == "command line (roles.actr.num_slots=3)"
+    assert caught.value.hint == "did you mean 'actor'?"
+
+
 def test_more_threads_than_this_process_has_cores_are_told(caplog, monkeypatch):
     monkeypatch.setattr("flowrl.compiler.warnings.read_cores", lambda: 2)
     assert warned(caplog, grpo, roles=roles(), runtime={"num_threads": 2}) == []

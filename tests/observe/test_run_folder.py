@@ -93,6 +93,13 @@ def test_what_is_no_run_folder_cannot_be_opened(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_name_of_a_run_is_told_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with new(tmp_path / "runs"), pytest.raises(CheckpointError) as caught:
+        RunFolder.open(Path("quickstart"))
+    assert caught.value.hint == "did you mean runs/quickstart?"
+
+
 def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "_READERS_S", 0.0)
     with new(tmp_path) as folder:

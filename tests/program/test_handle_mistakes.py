@@ -8,6 +8,11 @@ import flowrl as fl
 from flowrl.errors import GraphError
 
 
+@fl.map(reads=("score", "text"))
+def length(batch):
+    return batch.score
+
+
 def refusal(program) -> fl.FlowError:
     with pytest.raises(fl.FlowError) as caught:
         fl.workflow(program).trace()
@@ -185,3 +190,43 @@ def test_an_unknown_name_is_answered_with_all_names():
     offered = refusal(program).expected.removeprefix("one of ").split(", ")
     left_out = {name for name in set(fl.__all__) - set(offered) if not name.endswith("Error")}
     assert left_out == {"WorkerDied", "__version__"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "way_out"), [(fl.Pairs, "fl.pair"), (fl.Examples, "fl.Examples.of(prompts)")]
+)
+def test_a_type_of_data_that_is_called_is_told_what_makes_it(kind, way_out: str):
+    def program(prompts: fl.Prompts, actor: fl.Policy):
+        rollout = actor.generate(prompts)
+        actor.update(kind(rollout, rollout), loss=fl.loss.dpo(0.1))
+
+    error = refusal(program)
+    assert error.what.startswith(f"fl.{kind.__name__} is a type")
+    assert way_out in error.hint
+
+
+@pytest.mark.parametrize("several", [dict, lambda pairs: [each for _, each in pairs]])
+def test_several_environments_are_told_that_each_has_its_part_of_the_prompts(several):
+    def program(prompts: fl.Prompts, actor: fl.Policy, game: fl.Environment, web: fl.Environment):
+        rollout, scores = fl.interact(actor, several([("a", game), ("b", web)]), prompts)
+        actor.update(rollout, scores)
+
+    error = refusal(program)
+    assert "fl.where" in error.hint
+    assert "fl.concat" in error.hint
+
+
+def test_a_map_over_two_sets_is_told_to_join_them_first():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        fl.log("n", length(reward.score(rollout), fl.Examples.of(prompts)))
+        actor.update(rollout, reward.score(rollout))
+
+    assert "fl.concat" in refusal(program).hint
+
+
+@pytest.mark.parametrize("decorator", [fl.advantage.own, fl.loss.own, fl.map])
+def test_a_decorator_without_parentheses_is_told_so(decorator):
+    with pytest.raises(fl.TraceError) as caught:
+        decorator(lambda batch: batch.scores)
+    assert "it has parentheses: @fl." in caught.value.hint
