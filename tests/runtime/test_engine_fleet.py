@@ -14,6 +14,7 @@ from flowrl.backend.weights import FileBuckets
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
 from flowrl.runtime.local.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_restarts import MAX_FAILURES, EngineFailures
 from tests.runtime.scripted_engine import PLUGIN, context, weights
 
 NAMES = [EngineId("actor[0]"), EngineId("actor[1]")]
@@ -71,3 +72,26 @@ def test_weights_wait_for_no_engine_that_is_dead_until_it_is_opened_anew(tmp_pat
         # Opened anew, it has loaded the newest weights, and then these.
         wait(fleet, second, *NAMES)
         assert third.exists()
+
+
+def test_an_engine_that_is_given_up_ends_and_keeps_no_weights(tmp_path: Path):
+    fleet = EngineFleet(
+        NAMES,
+        PLUGIN,
+        context(tmp_path / "model"),
+        export=export,
+        fallback=tmp_path,
+        silence_s=DEADLINE_S,
+    )
+    with closing(fleet):
+        fleet.wait_ready()
+        failures = EngineFailures(fleet.engines)
+        member = fleet._members[NAMES[0]]
+        for _ in range(MAX_FAILURES):
+            failures.give_up(NAMES[0], "it does not answer")
+            goes_on = failures.restart(NAMES[0])
+        assert not goes_on
+        assert member.process.is_dead
+        first = publish(fleet, 1)
+        publish(fleet, 2)
+        wait(fleet, first, NAMES[1])  # the other one alone is waited for

@@ -18,9 +18,10 @@ from flowrl.cost.source import Recompute
 from flowrl.errors import PlanError
 from flowrl.plan.schema import Operation
 from flowrl.plan.ways.candidate import RECOMPUTE, Candidate
-from flowrl.plan.ways.candidates import Candidates, parameter_form
+from flowrl.plan.ways.candidates import Candidates
 from flowrl.plan.ways.region_ways import with_split
 from flowrl.plan.ways.regions import Split, splits
+from flowrl.plan.ways.task_rules import parameter_form
 from flowrl.plan.ways.tasks import TaskWork
 
 __all__ = ["decided_task", "decided_way"]

@@ -53,10 +53,10 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.ways.candidate import RECOMPUTE, Candidate, Rivals, by_time, pareto
 from flowrl.plan.ways.layouts import FoundLayouts, layouts
 from flowrl.plan.ways.pin_filter import Filter
-from flowrl.plan.ways.task_rules import layout_rules, task_slots, task_workload
+from flowrl.plan.ways.task_rules import layout_rules, parameter_form, task_slots, task_workload
 from flowrl.plan.ways.tasks import TaskWork, UpdateWork
 
-__all__ = ["Candidates", "parameter_form"]
+__all__ = ["Candidates"]
 
 KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""
@@ -209,7 +209,7 @@ class Candidates:
                 candidate
                 for candidate in self._ways(task, layout, only)
                 if candidate.peak <= self.budget
-                and _wanted(candidate, only)
+                and only.keeps(candidate)
                 and self.host_holds(candidate.host)
             )
         return self._made[key]
@@ -594,19 +594,3 @@ class Candidates:
         rows = (task.rows or task.samples) / layout.dp
         share = max(longest, int(rows * mean))
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
-
-
-def parameter_form(task: TaskWork, layout: Layout) -> str:
-    """Returns how parameters lie on devices: replicas count only where they divide them."""
-    sizes = f"tp {layout.tp} pp {layout.pp} ep {layout.ep}"
-    if task.library.shard == "full":
-        sizes += f" of {layout.shards}"
-    return f"{task.library.name} {sizes}"
-
-
-def _wanted(candidate: Candidate, only: Filter) -> bool:
-    return (
-        only.recompute in (None, candidate.recompute)
-        and only.offload in (None, "+".join(candidate.offload) or "none")
-        and only.micro_tokens in (None, candidate.micro_tokens)
-    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.source import Recompute
+from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.regions import Split
 
 __all__ = ["OWN", "Filter"]
@@ -41,6 +42,14 @@ class Filter:
     def takes(self, layout: Layout) -> bool:
         """Whether a layout has the sizes that are asked for."""
         return all(getattr(layout, name) == size for name, size in self.layout)
+
+    def keeps(self, candidate: Candidate) -> bool:
+        """Whether a way to run a task has the values that are asked for."""
+        return (
+            self.recompute in (None, candidate.recompute)
+            and self.offload in (None, "+".join(candidate.offload) or "none")
+            and self.micro_tokens in (None, candidate.micro_tokens)
+        )
 
     def without(self, field: str) -> Filter:
         """What the other pins leave.

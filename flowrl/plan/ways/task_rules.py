@@ -8,7 +8,7 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.ways.layouts import LayoutRules
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["layout_rules", "task_slots", "task_workload"]
+__all__ = ["layout_rules", "parameter_form", "task_slots", "task_workload"]
 
 
 def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> LayoutRules:
@@ -54,3 +54,11 @@ def task_slots(task: TaskWork, layout: Layout, staleness: int) -> int:
     """Samples that one replica decodes at once: of what is drawn ahead, several batches'."""
     samples = task.samples * (1 + staleness)
     return max(1, min(task.slots, -(-samples // layout.dp)))
+
+
+def parameter_form(task: TaskWork, layout: Layout) -> str:
+    """Returns how parameters lie on devices: replicas count only where they divide them."""
+    sizes = f"tp {layout.tp} pp {layout.pp} ep {layout.ep}"
+    if task.library.shard == "full":
+        sizes += f" of {layout.shards}"
+    return f"{task.library.name} {sizes}"

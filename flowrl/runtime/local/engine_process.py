@@ -140,8 +140,8 @@ class EngineProcess:
 
     @property
     def is_dead(self) -> bool:
-        """True if the process is known to have ended."""
-        return self._death is not None
+        """True if the process is known to have ended, or was closed."""
+        return self._closed or self._death is not None
 
     def silent_s(self) -> float:
         """Seconds without a message while it had requests; 0 before it is ready."""

@@ -145,6 +145,8 @@ class EngineFailures:
             return True
         self.given_up.add(engine)
         if len(self.given_up) < len(self._engines):
+            if isinstance(worker, RestartableEngine):
+                worker.end()
             _log.warning("%s broke and is given up; the others go on: %s", engine, reason)
             return False
         if not isinstance(worker, Restartable):
@@ -192,11 +194,15 @@ class RestartableEngine:
 
     def restart(self) -> None:
         """Closes what is left of the engine and opens another in its place."""
+        self.end()
+        self.engine = self._open()
+        self.load_newest()
+
+    def end(self) -> None:
+        """Closes an engine that was given up, and frees what it was sent."""
         with contextlib.suppress(Exception):  # it broke, so it may break in this too
             self.engine.close()
         self.forget()
-        self.engine = self._open()
-        self.load_newest()
 
     def forget(self) -> None:
         """Notes that the engine will not load what it was sent, or it would stay in memory."""
