@@ -19,6 +19,7 @@ value. A single value that is never None (`train.steps`) stays null, which the v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,11 +207,15 @@ def merged(old: Node | None, new: Node, declared: object, path: str = "") -> Nod
                 items[index] = merged(items[index], change, inner, f"{path}.{index}")
         case value, dict() as changes if new.leads_to_key and value is not None:
             key = next(iter(changes))
+            other = re.fullmatch(r"\$\{([^${}:]+)\}", value) if isinstance(value, str) else None
+            hint = f"set it as a whole: '{path}={{{key}: ...}}'"
+            if other is not None:
+                hint = f"set {other[1]}.{key}=..., which {path} repeats, or {hint}"
             raise ConfigError(
                 f"{path} is {value!r}, which has no key {key!r}",
                 where=str(new.origin),
                 found=f"{path} set at {old.origin.describe(path)}",
-                hint=f"set it as a whole: '{path}={{{key}: ...}}'",
+                hint=hint,
             )
         case _:
             return new

@@ -144,6 +144,11 @@ def test_a_wrong_override_is_quoted_and_explained(
         assert f"command line ({override})" in text
 
 
+def test_a_key_of_a_section_that_repeats_another_is_told_where_to_set_it(good: Path) -> None:
+    text = message(good, "roles.pro=${roles.actor}", "roles.pro.num_engines=2")
+    assert "set roles.actor.num_engines=..., which roles.pro repeats" in text
+
+
 @pytest.mark.parametrize("override", ["train=[1]", "rewards=[a]", "algorithm.advantage=[1]"])
 def test_a_list_in_place_of_a_section_is_refused_next_to_interpolations(
     good: Path, override: str
