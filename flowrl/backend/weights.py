@@ -3,8 +3,8 @@
     trainer.export -> folder -> buckets with one checksum -> engine.load -> Loaded from engine.poll
 
 A bucket is one of the `*.safetensors` files of an export, in the order of their names, as bytes. It
-is mapped where it lies, so that exporter and engine need memory for one bucket at a time beside the
-weights themselves.
+is mapped where it lies, so that exporter and engine need memory for their weights and one bucket at
+a time.
 """
 
 from __future__ import annotations

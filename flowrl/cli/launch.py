@@ -36,7 +36,7 @@ _JOIN_S = 300.0
 _RETRY_S = 2.0
 _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_][A-Za-z0-9._:-]*")
 _RAY = "2.60.0"
-"""The version that KubeRay is told, which the image has; tokens need 2.52."""
+"""The version of Ray in the image, for KubeRay; tokens need 2.52."""
 _RESOURCES = {"cuda": "GPU", "npu": "NPU"}
 _MOST_NAME = 47
 """Characters of a RayJob's name, by KubeRay's own check."""

@@ -163,13 +163,13 @@ def play(
     share = episodes.drawn_share(lengths)
     rows = np.minimum(batch, engines.slots)
     pace_s = pace.at(rows, engines.prompt_tokens + own)
-    step, elsewhere = share * pace_s, episodes.turns * episodes.others / lengths.mean * pace_s
+    step, others_s = share * pace_s, episodes.turns * episodes.others / lengths.mean * pace_s
     work_s, late_s = _calls_of_tokens(own, episodes, calls, lengths.mean)
     sides = _Sides(
         decoding=batch / rows * step,
         reading=batch * (1 - share) * chunk_s / chunk_tokens,
         serving=batch * engines.replicas * work_s / at_once,
-        alone=step + elsewhere + late_s,
+        alone=step + others_s + late_s,
         takes_turns=takes_turns,
     )
     drawn = dict(drawing.parts)

@@ -90,14 +90,14 @@ def joined_pool() -> ResourcePool | None:
             devices.append(replace(device, num_cores=max(1, total["CPU"])))
         elif sum(each.type == device.type for each in devices) < own[_RAY_NAMES[device.type]]:
             devices.append(device)
-    elsewhere = [f"{total[kind]} {kind}" for kind in _KINDS if total[kind]]
-    if elsewhere and len(devices) == 1:
+    accelerators = [f"{total[kind]} {kind}" for kind in _KINDS if total[kind]]
+    if accelerators and len(devices) == 1:
         _log.warning(
             "%s=%s: models are trained on the CPU of this node, which offers no accelerator; start "
             "the run on a node that does (the cluster has %s) to train there",
             ADDRESS,
             address,
-            listing(elsewhere),
+            listing(accelerators),
         )
     node = replace(machine.nodes[0], devices=tuple(devices), num_cores=max(1, total["CPU"]))
     return replace(machine, nodes=(node,))
@@ -297,7 +297,7 @@ def _answer(address: str) -> None:
     end = time.monotonic() + _REPORT_S
     for node in nodes:
         if node["NodeID"] in reports:
-            # The hardware catalogue stands in for a node that does not report.
+            # The hardware catalogue serves for a node that does not report.
             with contextlib.suppress(ray.exceptions.RayError):
                 left = max(0.0, end - time.monotonic())
                 node[_REPORT] = ray.get(reports[node["NodeID"]], timeout=left)

@@ -272,8 +272,8 @@ class _Engine:
 
     def _progress_of_a_poll(self, most: int) -> int:
         outputs = self.engine.poll(_POLL_S)
-        told = [o.num_tokens for o in outputs if isinstance(o, Progress)]
-        return min(told, default=most)
+        counts = [o.num_tokens for o in outputs if isinstance(o, Progress)]
+        return min(counts, default=most)
 
     def _drain(self) -> list[Finished]:
         ended: list[Finished] = []

@@ -175,7 +175,7 @@ class RolloutDriver:
         self._report_join(engine_id)
 
     def leave(self, engine_id: EngineId) -> None:
-        """Empties an engine, whose samples go on elsewhere; then it is no longer served."""
+        """Empties an engine: its samples go on with others, and then it is no longer served."""
         self._leaving.add(engine_id)
         self._emit(ev.EngineLeaving(**self._stamp(), engine=engine_id))
 

@@ -426,12 +426,12 @@ class RolloutMaker:
         """Returns the engines of a rollout, with one for each turn of a round.
 
         Where several policies take turns, as many are put together as the one with most has; those
-        of the others serve several then. None stands for the engines in this process, which the
+        of the others serve several then. None means the engines in this process, which the
         rollout has for itself.
         """
         roles = list(map(role_of, part.turn_nodes))
-        beside = self._roles_beside(part)
-        if not beside & set(roles) and not fleets.keys() & roles:
+        others = self._roles_of_others(part)
+        if not others & set(roles) and not fleets.keys() & roles:
             return None
         engines = {
             role: list(fleets[role].engines.values())
@@ -444,7 +444,7 @@ class RolloutMaker:
         def engine_of(role: RoleName, place: int) -> GenerateBackend:
             own = engines[role]
             engine = own[place % len(own)]
-            if role not in beside and len(own) == number:
+            if role not in others and len(own) == number:
                 return engine
             return self.shared.engine(engine, NodeId(f"{part.node.id}[{place}]"))
 
@@ -456,23 +456,24 @@ class RolloutMaker:
 
     def _view(self, part: RolloutPart) -> Callable[[GenerateBackend], GenerateBackend] | None:
         """Returns what makes a rollout's view of an engine; None if it has it for itself."""
-        if role_of(part.generate_node) not in self._roles_beside(part):
+        if role_of(part.generate_node) not in self._roles_of_others(part):
             return None
         return lambda engine: self.shared.engine(engine, part.node.id)
 
-    def _roles_beside(self, part: RolloutPart) -> set[RoleName]:
-        return {role_of(node) for other in self._beside(part) for node in other.turn_nodes}
+    def _roles_of_others(self, part: RolloutPart) -> set[RoleName]:
+        return {role_of(node) for other in self._other_parts(part) for node in other.turn_nodes}
 
     def _scorers(self, part: RolloutPart) -> Mapping[RoleName, Scorers]:
         """Returns the scorers of a rollout's samples."""
         own = self.scorers.of_rollout(part)
-        shared = {role for other in self._beside(part) for role in self.scorers.of_rollout(other)}
+        parts = self._other_parts(part)
+        shared = {role for other in parts for role in self.scorers.of_rollout(other)}
         return {
             role: self.shared.scorers(scorers, part.node.id) if role in shared else scorers
             for role, scorers in own.items()
         }
 
-    def _beside(self, part: RolloutPart) -> list[RolloutPart]:
+    def _other_parts(self, part: RolloutPart) -> list[RolloutPart]:
         """Returns the rollouts that go on at the same time: of one tree, or all that run ahead.
 
         A program that runs line by line generates one rollout after the other.
