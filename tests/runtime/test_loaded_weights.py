@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from flowrl.ids import EngineId
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_restarts import RestartableEngine
+from flowrl.runtime.ray.policies import _EngineBesideTrainer
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from tests.policy_contexts import weights_of
 from tests.runtime.scripted_engine import PLUGIN, ScriptedEngine, context, plugin, weights
@@ -118,6 +120,25 @@ def test_copies_that_nobody_asks_for_do_not_pile_up(tmp_path: Path):
             assert [path.name for path in engine._copies.root.iterdir()] == [str(version)]
         reports = engine.poll(0.0)
     assert [report.version for report in reports if isinstance(report, Loaded)] == [1, 2, 3, 4]
+
+
+def test_an_engine_of_a_trainer_s_actor_loads_its_weights_once_when_it_is_restarted(tmp_path: Path):
+    """The actor has a restarted engine load them; its client takes the report, and sends none."""
+    opened: list[ScriptedEngine] = []
+
+    def process() -> Any:
+        opened.append(ScriptedEngine(context(tmp_path)))
+        return opened[-1]
+
+    engine = _EngineBesideTrainer(EngineId("actor.generate[0]"), process, folders=None)
+    engine.load(weights_of(3))
+    engine.poll(0.0)
+    engine.restart()
+    assert opened[1]._loaded == []
+    opened[1].load(weights_of(3))  # what the actor does
+    assert [output.version for output in engine.poll(0.0) if isinstance(output, Loaded)] == [3]
+    engine.load(weights_of(4))
+    assert [output.version for output in engine.poll(0.0) if isinstance(output, Loaded)] == [4]
 
 
 def test_weights_that_are_moved_leave_no_folder(tmp_path: Path):

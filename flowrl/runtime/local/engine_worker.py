@@ -244,7 +244,8 @@ class EngineServer:
         self._busy_s += now - began
         for output in outputs:
             if isinstance(output, Loaded):
-                self._num_loading -= 1
+                # One that was restarted in its trainer's process reports what nobody sent here.
+                self._num_loading = max(0, self._num_loading - 1)
                 self._mailbox.send(("loaded", output))
         ends = [output for output in outputs if isinstance(output, Finished)]
         for end in ends:
