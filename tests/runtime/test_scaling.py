@@ -18,6 +18,7 @@ import flowrl as fl
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.files import write_json_atomic
 from flowrl.ids import EngineId, RoleName
+from flowrl.observe import scale_requests
 from flowrl.observe.rows import StepMetrics
 from flowrl.observe.scale_requests import RequestBox, read_target
 from flowrl.rollout.policies.engines import FinishRunning, KeepRunning
@@ -296,6 +297,7 @@ def test_a_run_learns_the_same_to_the_last_bit_when_engines_join_and_leave(
 
     expected = learned(tmp_path / "one", 1, {})  # next to its trainer
     monkeypatch.setattr(EngineProcess, "__init__", watched)
+    monkeypatch.setattr(scale_requests, "_LOOK_S", 0.0)  # a quick step sees each request
     more, fewer = "actor.generate=+1", "actor.generate=1"
     assert learned(tmp_path / "changing", 2, {1: more, 4: fewer}) == expected
     assert [engine.name for engine in opened] == [FIRST, SECOND, THIRD]

@@ -282,7 +282,7 @@ def test_numpy_scores_cross_as_plain_floats(tmp_path):
 
 def test_importing_the_plugin_imports_no_tensor_library():
     program = (
-        f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}; import flowrl_backends.verify;"
+        "import sys; import flowrl_backends.verify;"
         "print(sorted({'torch', 'transformers', 'ray', 'pydantic'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
