@@ -226,8 +226,8 @@ def test_rows_of_unknown_characters_count_as_bad_rows_where_they_are_read(tmp_pa
 def test_bpe_training_gives_the_same_files_in_every_process():
     program = (
         "import sys, hashlib;"
-        "from flowrl.config.data import *; from flowrl.config.roles import *;"
-        "from flowrl.data import *;"
+        "from flowrl.config.data import DataConfig; from flowrl.config.roles import BpeTokenizer;"
+        "from flowrl.data import load_rows; from flowrl.data.model_folder import build_tokenizer;"
         "d = DataConfig(train=sys.argv[1], prompt='{question}');"
         "f = build_tokenizer(BpeTokenizer(kind='bpe', vocab_size=900),"
         " load_rows(d.train, d, split='train'), max_length=99);"
