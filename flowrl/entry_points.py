@@ -18,9 +18,6 @@ from importlib import metadata
 from flowrl.errors import FlowError
 from flowrl.wording import listing, suggestion
 
-__all__ = ["Entry", "entries", "find_entry"]
-
-
 _UNKNOWN = "unknown distribution"
 
 

@@ -31,26 +31,6 @@ from typing import BinaryIO
 
 from flowrl.errors import DataError
 
-__all__ = [
-    "JsonLines",
-    "decode_json",
-    "encode_json",
-    "filter_json_lines",
-    "find_in_lines",
-    "find_json_lines",
-    "folder_atomically",
-    "read_json_lines",
-    "remove_leftovers",
-    "require_writable",
-    "sha256_file",
-    "sync_file",
-    "sync_folder",
-    "sync_tree",
-    "write_json_atomic",
-    "write_result",
-    "write_text_atomic",
-]
-
 _log = logging.getLogger(__name__)
 
 _TEMPORARY = ".writing-"

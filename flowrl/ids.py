@@ -10,17 +10,6 @@ from __future__ import annotations
 
 from typing import NewType
 
-__all__ = [
-    "EngineId",
-    "GroupId",
-    "NodeId",
-    "RoleName",
-    "SampleId",
-    "engine_id",
-    "group_id",
-    "sample_id",
-]
-
 RoleName = NewType("RoleName", str)
 """A role of a workflow: the name of its parameter, and the key under `roles` in the config."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["SYNONYMS", "meanings"]
-
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "fl": {
         "fl.Policy": (

@@ -14,16 +14,6 @@ from pathlib import Path
 
 from flowrl.errors import TraceError
 
-__all__ = [
-    "SourceRef",
-    "breakpoints_left_out",
-    "definition_of",
-    "explained",
-    "trace_error",
-    "user_line",
-    "user_line_of",
-]
-
 _FLOWRL = str(Path(__file__).parent) + os.sep
 _PROGRAM = str(Path(__file__).parent / "program") + os.sep
 _LIBRARY = str(Path(os.__file__).parent) + os.sep

@@ -9,20 +9,6 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
-__all__ = [
-    "HOURS",
-    "Unconfigured",
-    "Warnings",
-    "counted",
-    "hours_text",
-    "listing",
-    "nearest",
-    "nearest_file",
-    "one_of_them",
-    "percent",
-    "suggestion",
-]
-
 MAX_LISTED = 64
 """The number of names that a list in a message shows: every choice that flowrl offers anywhere."""
 

@@ -28,7 +28,6 @@ from flowrl.wording import counted
 if TYPE_CHECKING:
     from flowrl.api import Compiled
 
-__all__ = ["LaunchOptions", "Needs", "hosts_script", "ray_job", "run", "slurm_script"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PORT = 6379

@@ -21,8 +21,6 @@ from pathlib import Path
 from flowrl.cluster.command import Runner, ToolFailed, run_tool
 from flowrl.cluster.pool import Device
 
-__all__ = ["Found", "cuda_devices", "npu_devices"]
-
 MIB = 1 << 20
 
 _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.free"

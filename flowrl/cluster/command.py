@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["CommandResult", "Runner", "ToolFailed", "run_command", "run_tool"]
-
 TOOL_TIMEOUT_S = 10.0
 """A healthy nvidia-smi answers within 2 s, without persistence mode within about 5."""
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from flowrl.cluster.pool import Device
 
-__all__ = ["MemoryReading", "cpu_device", "read_cores", "read_memory"]
-
 # cgroup v1 writes "no limit" as the largest page-aligned 63-bit number.
 _UNLIMITED = 1 << 60
 

@@ -13,8 +13,6 @@ from flowrl.cluster.command import Runner, run_command
 from flowrl.cluster.cpu import cpu_device
 from flowrl.cluster.pool import ClusterNode, ResourcePool
 
-__all__ = ["discover"]
-
 logger = logging.getLogger(__name__)
 
 

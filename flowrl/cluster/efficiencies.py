@@ -14,8 +14,6 @@ import re
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-__all__ = ["Efficiencies", "efficiencies_of"]
-
 Efficiencies: TypeAlias = Literal["ampere", "hopper"]
 
 _PRODUCTS: tuple[tuple[Efficiencies, tuple[str, ...]], ...] = (

@@ -9,8 +9,6 @@ from pydantic import AfterValidator
 from flowrl.cluster.rates import within
 from flowrl.config.section import Float
 
-__all__ = ["Gib", "HostRate", "LinkRate", "MemoryRate", "Tflops"]
-
 Gib: TypeAlias = Annotated[Float, AfterValidator(within("memory_gib"))]
 Tflops: TypeAlias = Annotated[Float, AfterValidator(within("tflops"))]
 MemoryRate: TypeAlias = Annotated[Float, AfterValidator(within("memory_tb_per_s"))]

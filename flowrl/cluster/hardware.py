@@ -27,8 +27,6 @@ from flowrl.config.tree import Places
 from flowrl.errors import ConfigError
 from flowrl.wording import listing
 
-__all__ = ["DeviceSpec", "Machine", "abbreviated", "catalogue", "device_spec", "find_spec"]
-
 GIB = 1 << 30
 
 OWN_FIGURES = "name, type, memory_gib, tflops, memory_tb_per_s, host_gb_per_s and links"

@@ -49,8 +49,6 @@ from flowrl.config.yaml_tree import FileKind, read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.wording import counted, listing
 
-__all__ = ["load_cluster"]
-
 GIB = 1 << 30
 
 MOST_CORES = 100_000

@@ -16,8 +16,6 @@ from flowrl.cluster.hardware import DeviceSpec, Machine, find_spec
 from flowrl.errors import PlanError
 from flowrl.wording import counted
 
-__all__ = ["ClusterNode", "Device", "DeviceGroup", "Link", "ResourcePool", "split_cpus"]
-
 CPU = "CPU"
 """The catalogue's name of a core, whatever the product is called."""
 

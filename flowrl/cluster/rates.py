@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["FIGURES", "Figure", "within"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:

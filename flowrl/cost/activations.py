@@ -35,18 +35,6 @@ from typing import Literal, TypeAlias
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.models import ModelShape
 
-__all__ = [
-    "DTYPE_BYTES",
-    "EXPERT_IMBALANCE",
-    "AttentionKind",
-    "Recompute",
-    "attention_kept",
-    "forward_tensors",
-    "layer_input",
-    "mlp_kept",
-    "norm_kept",
-]
-
 AttentionKind: TypeAlias = Literal["eager", "sdpa"]
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 

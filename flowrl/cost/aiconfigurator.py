@@ -30,8 +30,6 @@ from flowrl.cost.partial import PartialCost
 from flowrl.cost.source import Cost, Estimate
 from flowrl.errors import BackendError, PlanError
 
-__all__ = ["SYSTEMS", "AIConfiguratorCost", "EngineHandle", "packaged_models"]
-
 PACKAGE = "aiconfigurator_core"
 
 SYSTEMS: Mapping[str, str] = {

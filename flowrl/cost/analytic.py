@@ -29,8 +29,6 @@ from flowrl.cost.source import Estimate
 from flowrl.cost.switching import move_s, weight_sync_parts
 from flowrl.cost.trainer_time import batch_of, forward_batch_parts, least_passes_s, update_parts
 
-__all__ = ["MICRO_TOKENS", "AnalyticCost"]
-
 MICRO_TOKENS = 16384
 """Tokens of a micro-batch where nobody says."""
 

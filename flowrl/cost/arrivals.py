@@ -29,8 +29,6 @@ from flowrl.cost.occupancy import EngineBatch, Occupancy
 from flowrl.cost.replicas import on_replicas
 from flowrl.cost.spread import Floats
 
-__all__ = ["POINTS", "clock_of", "rollout_arrivals"]
-
 POINTS = 16
 """Equal parts of the groups that a profile tells of."""
 

@@ -30,8 +30,6 @@ from dataclasses import dataclass
 from flowrl.cluster.hardware import Machine
 from flowrl.cost import efficiency
 
-__all__ = ["Ranks", "all_gather_s", "all_reduce_s", "all_to_all_s", "reduce_scatter_s", "send_s"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:

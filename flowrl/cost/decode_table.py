@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from flowrl.errors import ConfigError
 
-__all__ = ["DecodeTable", "LinearPrefill"]
-
 
 class DecodeTable:
     """Decode step times at measured batches and contexts; linear in between and beyond.

@@ -20,15 +20,6 @@ from flowrl.specs import Replay, RowCondition, Sampling, SelectSpec
 from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
-__all__ = [
-    "mean_prompt",
-    "phase_of",
-    "prompt_bound",
-    "response_bound",
-    "samples_of_step",
-    "samples_per_prompt",
-]
-
 _PHASES = {
     Op.GENERATE: Phase.ROLLOUT,
     Op.LOGPROBS: Phase.LOGPROBS,

@@ -15,8 +15,6 @@ import numpy as np
 from flowrl.cost.lengths import Lengths, quantiles
 from flowrl.cost.spread import Floats
 
-__all__ = ["NEVER", "last_ones", "log_ended", "shares_ended"]
-
 NEVER = -700.0
 """The logarithm of no chance."""
 

@@ -20,8 +20,6 @@ from flowrl.cost.forward_pass import PassParts, Tokens, dtype_bytes, forward_par
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 
-__all__ = ["decode_parts", "prefill_parts", "sends_s"]
-
 
 def decode_parts(
     shape: ModelShape, layout: Layout, machine: Machine, *, batch: float, context: float

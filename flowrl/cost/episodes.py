@@ -7,8 +7,6 @@ from typing import Protocol, runtime_checkable
 
 from flowrl.cost.lengths import Lengths
 
-__all__ = ["CallSeconds", "EnvironmentCost", "Episodes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSeconds:

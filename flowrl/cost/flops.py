@@ -24,16 +24,6 @@ from typing import Literal, TypeAlias
 
 from flowrl.cost.models import ModelShape
 
-__all__ = [
-    "PASSES_OF",
-    "FlopsConvention",
-    "FlopsParts",
-    "Work",
-    "flops_per_token",
-    "forward_flops",
-    "model_flops",
-]
-
 Work: TypeAlias = Literal["forward", "training", "training_with_recompute"]
 
 PASSES_OF: dict[Work, int] = {"forward": 1, "training": 3, "training_with_recompute": 4}

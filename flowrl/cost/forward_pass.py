@@ -36,8 +36,6 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.models.shape import Experts, LatentAttention
 
-__all__ = ["PassParts", "Tokens", "dtype_bytes", "forward_parts"]
-
 PassParts = dict[str, float]
 """Seconds by name, of all layers of the model on one device of each stage."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from flowrl.cost import efficiency
 from flowrl.cost.efficiency import Rates
 
-__all__ = ["decode_attention_s", "elementwise_s", "experts_s", "matmul_s", "prefill_attention_s"]
-
 
 def matmul_s(rates: Rates, tokens: float, inputs: float, outputs: float, width: int) -> float:
     """`(m x k) (k x n)`: `2 m k n` operations, `w (k n + m k + m n)` bytes."""

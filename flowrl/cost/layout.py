@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from flowrl.errors import PlanError
 
-__all__ = ["ONE_DEVICE", "Layout"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

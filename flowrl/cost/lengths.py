@@ -25,17 +25,6 @@ from typing import Protocol
 
 from flowrl.errors import ConfigError
 
-__all__ = [
-    "ConstantLengths",
-    "EmpiricalLengths",
-    "Lengths",
-    "LognormalLengths",
-    "expected_maximum",
-    "lognormal_before_cut",
-    "mean_by_share_cut",
-    "quantiles",
-]
-
 _NORMAL = NormalDist()
 
 

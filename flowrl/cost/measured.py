@@ -31,8 +31,6 @@ from flowrl.cost.role_memory import Shard
 from flowrl.cost.source import Cost, Estimate
 from flowrl.errors import ConfigError
 
-__all__ = ["BatchLine", "MeasuredCost", "MeasuredModel"]
-
 DecodeRow = tuple[int, float, float]
 """Batch, context, seconds."""
 

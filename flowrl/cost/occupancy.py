@@ -35,18 +35,6 @@ from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
 
-__all__ = [
-    "EngineBatch",
-    "Occupancy",
-    "RowPieces",
-    "check_room",
-    "golden_order",
-    "occupancy",
-    "reserve_tokens",
-    "run_rows",
-    "token_steps",
-]
-
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
 ROTATIONS = 2

@@ -16,8 +16,6 @@ from flowrl.cost.role_memory import Shard
 from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Cost, Estimate
 
-__all__ = ["PartialCost"]
-
 CONTEXTS = 5
 """At which a step is asked for in a rollout: measured steps need not be linear in the context."""
 

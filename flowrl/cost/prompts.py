@@ -23,8 +23,6 @@ import math
 
 from flowrl.cost.lengths import Lengths, expected_maximum
 
-__all__ = ["held_tokens", "shared_by"]
-
 
 def shared_by(*, replicas: int, samples: float, group_size: int, at_first: float) -> float:
     """Samples of a group on one engine, on average over all parts of groups.

@@ -52,8 +52,6 @@ from flowrl.cost.short_caches import is_short, on_short_caches
 from flowrl.cost.spread import Floats
 from flowrl.cost.uneven import work_variation
 
-__all__ = ["OnReplicas", "on_replicas"]
-
 POINTS = 32
 """Steps at which it is asked whether all have ended."""
 

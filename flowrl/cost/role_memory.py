@@ -73,21 +73,6 @@ from flowrl.cost.memory import (
 from flowrl.cost.models import ModelShape
 from flowrl.cost.sharding import StageParameters, cache_elements, stage_parameters
 
-__all__ = [
-    "MemoryOptions",
-    "Shard",
-    "kv_bytes_per_token",
-    "kv_capacity",
-    "offloadable_bytes",
-    "parameter_bytes",
-    "resident_bytes",
-    "role_memory",
-    "role_peak",
-    "stage_residents",
-    "stage_working",
-    "working_key",
-]
-
 MIB = 1 << 20
 
 Shard: TypeAlias = Literal["none", "optimizer", "full"]

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.occupancy import EngineBatch, token_steps
 
-__all__ = ["LEAST", "RolloutBound", "rollout_bound"]
-
 LEAST = 0.97
 """Of a bound, for rows come in an order in which they may fit a little better with less room,
 and measured steps may be a little faster with more of them."""

@@ -38,8 +38,6 @@ from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import Full, full_engine
 
-__all__ = ["COMPUTED_AGAIN", "DecodeStep", "rollout_estimate"]
-
 COMPUTED_AGAIN = "computed again"
 """The part of a rollout in which contexts of rows that were put back are."""
 

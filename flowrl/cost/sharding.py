@@ -23,8 +23,6 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.models.counts import count_parameters
 
-__all__ = ["StageParameters", "cache_elements", "stage_layers", "stage_parameters"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:

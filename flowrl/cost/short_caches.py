@@ -30,8 +30,6 @@ from flowrl.cost.occupancy import Occupancy, golden_order, run_rows
 from flowrl.cost.spread import Floats
 from flowrl.cost.uneven import Uneven, uneven, work_variation
 
-__all__ = ["is_short", "on_short_caches"]
-
 SHORT = 5
 """A cache that holds fewer of the longest samples is short."""
 

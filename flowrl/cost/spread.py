@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from flowrl.cost.lengths import Lengths, expected_maximum, quantiles
 
-__all__ = ["Floats", "spread"]
-
 Floats = npt.NDArray[np.float64]
 
 

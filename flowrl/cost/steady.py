@@ -35,8 +35,6 @@ from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import EngineBatch, reserve_tokens
 from flowrl.cost.spread import spread
 
-__all__ = ["Full", "full_engine"]
-
 AGES = 256
 """Lengths that the mean square of ages is taken from."""
 

@@ -27,8 +27,6 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.models.counts import count_tensors
 from flowrl.cost.role_memory import Shard
 
-__all__ = ["away_s", "move_s", "saved_s", "weight_sync_parts"]
-
 
 def move_s(nbytes: float, machine: Machine) -> float:
     """Bytes of one device to its host or back; every device has a link of its own."""

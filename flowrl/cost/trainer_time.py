@@ -51,15 +51,6 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_parameters
 
-__all__ = [
-    "Batch",
-    "batch_of",
-    "forward_batch_parts",
-    "least_passes_s",
-    "replica_tokens",
-    "update_parts",
-]
-
 OPTIMIZER_BYTES = 30
 OFFLOADED_BYTES = 24
 GRADIENT_BYTES = 4

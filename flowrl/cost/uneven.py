@@ -27,8 +27,6 @@ from flowrl.cost.ended import shares_ended
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.spread import Floats, spread
 
-__all__ = ["Uneven", "uneven", "work_variation"]
-
 LENGTHS = 256
 """That the variance of samples' work is taken from."""
 

@@ -26,8 +26,6 @@ from flowrl.errors import ConfigError
 from flowrl.files import write_json_atomic
 from flowrl.observe.run_status import report_of
 
-__all__ = ["RequestBox", "ScaleAnswer", "ScaleRequest", "ask_to_scale", "read_target"]
-
 _log = logging.getLogger(__name__)
 
 _FOLDER = "requests"

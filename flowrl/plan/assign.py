@@ -33,17 +33,6 @@ from flowrl.plan.search.evaluate import (
 from flowrl.plan.ways.regions import Played
 from flowrl.plan.ways.trainers import in_turns
 
-__all__ = [
-    "Bar",
-    "bars",
-    "bottleneck",
-    "busy_seconds",
-    "chunk_shares",
-    "pieces",
-    "schedule_step",
-    "slots",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:

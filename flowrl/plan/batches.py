@@ -19,8 +19,6 @@ from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.task_rules import layout_rules
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["Batch", "Uneven", "batch_keys", "batch_sizes", "batches_near", "uneven_tasks"]
-
 FARTHEST = 2
 """Times as many prompts of a step, or mini-batches, or as few: other batches are another job."""
 

@@ -7,8 +7,6 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Op
 from flowrl.plan.request import PlanRequest, RoleRequest
 
-__all__ = ["check_trained_types", "role_dtype"]
-
 
 def role_dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
     """The parameter type of a role on a device.

@@ -18,8 +18,6 @@ from flowrl.plan.problem_of import device_counts
 from flowrl.plan.ways.tasks import TaskWork
 from flowrl.wording import listing, suggestion
 
-__all__ = ["Part", "Seating", "check_environment_kinds", "seatings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

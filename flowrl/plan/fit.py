@@ -24,8 +24,6 @@ from flowrl.cost.memory import (
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
 
-__all__ = ["RUNTIME_BYTES", "DeviceFit", "DoesNotFit", "Tenant", "fit_device"]
-
 MIB = 1 << 20
 
 RUNTIME_BYTES = {"cpu": 512 * MIB, "cuda": 768 * MIB, "npu": 1024 * MIB}

@@ -39,8 +39,6 @@ from flowrl.plan.ways.regions import HOST_SHARE
 from flowrl.plan.ways.tasks import TaskWork, tasks_of
 from flowrl.plan.write.many import write_plan
 
-__all__ = ["cost_of", "groups_for", "host_parts", "host_share", "plan_over_groups"]
-
 
 def groups_for(
     models: Sequence[RoleRequest], pool: ResourcePool, *, least: int = 2

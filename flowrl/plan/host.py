@@ -14,8 +14,6 @@ from flowrl.plan.schema import (
     Reason,
 )
 
-__all__ = ["MAIN_PROCESS", "place_hosted", "plan_sizes", "pool_summary"]
-
 MAIN_PROCESS = "main"
 
 

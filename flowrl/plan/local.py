@@ -40,24 +40,6 @@ from flowrl.plan.schema import (
     Transport,
 )
 
-__all__ = [
-    "ASYNCHRONOUS",
-    "ENGINE_PROCESSES",
-    "LocalChoice",
-    "LocalEngines",
-    "LocalKind",
-    "LocalRequest",
-    "asked_ahead",
-    "default_choice",
-    "engines_of",
-    "engines_that_fit",
-    "local_choice",
-    "local_choices",
-    "memory_with_engines",
-    "over_budget",
-    "with_choice",
-]
-
 LocalKind: TypeAlias = Literal["temporal", "spatial", "asynchronous"]
 
 ASYNCHRONOUS: Literal["asynchronous"] = "asynchronous"

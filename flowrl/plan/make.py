@@ -45,8 +45,6 @@ from flowrl.plan.schema import (
 )
 from flowrl.plan.workload import phases_of, workload
 
-__all__ = ["hosted_roles", "make_plan"]
-
 _SERVICE_OF = {
     Op.GENERATE: Service.GENERATE,
     Op.INTERACT: Service.ENVIRONMENT,

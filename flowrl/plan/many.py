@@ -54,18 +54,6 @@ from flowrl.plan.ways.plain_ways import plainer, with_option
 from flowrl.plan.within_hosts import host_bytes
 from flowrl.wording import counted
 
-__all__ = [
-    "MARGIN",
-    "Chosen",
-    "GroupJob",
-    "Searched",
-    "best_of_group",
-    "distinct",
-    "engine_least",
-    "hosts_full",
-    "search_group",
-]
-
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
 

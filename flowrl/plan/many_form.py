@@ -7,14 +7,6 @@ from typing import Literal, TypeAlias
 
 from flowrl.wording import percent
 
-__all__ = [
-    "EngineFlags",
-    "EnvironmentUse",
-    "PinnedDecision",
-    "ScheduleKind",
-    "ScheduleStep",
-]
-
 ScheduleKind: TypeAlias = Literal["run", "temporal", "spatial", "asynchronous"]
 
 

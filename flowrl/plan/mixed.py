@@ -53,15 +53,6 @@ from flowrl.plan.search import (
 from flowrl.plan.ways.plain_ways import PLAIN, plainer_options, with_option
 from flowrl.plan.ways.tasks import tasks_of
 
-__all__ = [
-    "OverTwo",
-    "PairJob",
-    "PairSearch",
-    "pair_searches",
-    "priced_syncs",
-    "search_two_groups",
-]
-
 ROUNDING = 1e-9
 """Of a limit, so that nothing is lost by it."""
 

@@ -11,8 +11,6 @@ from flowrl.cost.layout import Layout
 from flowrl.plan.check.whole import number_ranges
 from flowrl.wording import counted
 
-__all__ = ["RATES", "cache_words", "device_names", "memory_words", "offload_words", "way_words"]
-
 RATES = (
     "tflops, memory_tb_per_s, host_gb_per_s and links (nvlink, hccs or pcie, and network) "
     "in the cluster file"

@@ -16,8 +16,6 @@ from flowrl.plan.elsewhere import Part
 from flowrl.plan.many import Chosen
 from flowrl.plan.problem_of import Posed
 
-__all__ = ["even_parts", "idle_part", "is_better", "minds_hosts", "with_whole_host"]
-
 
 def even_parts(groups: Sequence[DeviceGroup]) -> tuple[DeviceGroup, ...]:
     """Equal shares of nodes of one kind of device, where they hold unequal or odd numbers of it."""

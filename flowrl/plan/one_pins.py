@@ -18,8 +18,6 @@ from flowrl.plan.pins import LAYOUT_FIELDS, always_so, of_environment, pins_of, 
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.ways.tasks import TaskWork, works_of
 
-__all__ = ["OnePins", "device_numbers", "one_device_pins"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnePins:

@@ -22,8 +22,6 @@ from flowrl.plan.streaming import start_units
 from flowrl.plan.workload import rows_per_update, samples_of
 from flowrl.specs import Sampling
 
-__all__ = ["place_channels", "place_operations", "place_residency", "place_routes"]
-
 _NO_SAMPLES = (Op.SYNC, Op.LOG)
 
 

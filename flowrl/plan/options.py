@@ -12,19 +12,6 @@ from flowrl.cost.lengths import ConstantLengths, Lengths
 from flowrl.cost.role_memory import Shard
 from flowrl.plan.ways.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
 
-__all__ = [
-    "ENGINES",
-    "TRAINERS",
-    "EnvironmentRequest",
-    "KindName",
-    "Library",
-    "ObjectiveName",
-    "Pin",
-    "PlanOptions",
-    "pins_text",
-    "with_pin",
-]
-
 ObjectiveName: TypeAlias = Literal["step_time", "device_time"]
 KindName: TypeAlias = Literal["auto", "temporal", "spatial", "asynchronous"]
 

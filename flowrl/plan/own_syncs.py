@@ -31,8 +31,6 @@ from flowrl.plan.ways.candidate import Candidate, by_time
 from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["LEAST_GAIN", "Standing", "Travels", "own_syncs", "search_again"]
-
 LEAST_GAIN = 0.01
 """Of a step's time: where other layouts could not save so much of it, nothing is searched again."""
 

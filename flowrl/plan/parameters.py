@@ -22,16 +22,6 @@ from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_layers
 from flowrl.errors import PlanError
 
-__all__ = [
-    "Box",
-    "Holding",
-    "Parameter",
-    "ParameterClass",
-    "parameter_classes",
-    "parameters_of",
-    "part_of",
-]
-
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """`(begin, end)` of each dimension."""
 

@@ -13,16 +13,6 @@ from flowrl.errors import PlanError
 from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.options import Pin
 
-__all__ = [
-    "MOST_OFFERED",
-    "MOST_TRIES",
-    "Near",
-    "PinError",
-    "contradiction",
-    "near_devices",
-    "with_nearest",
-]
-
 MOST_TRIES = 8
 """Values that are tried in the place of a pinned one, the nearest first."""
 

@@ -12,8 +12,6 @@ from flowrl.plan.pin_errors import Near, PinError, near_devices
 from flowrl.plan.pins import PinnedTasks, tell
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["check_kinds", "no_two_kinds", "of_one_kind"]
-
 
 def check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
     """A task's devices are all of one kind, in nodes that hold equally many."""

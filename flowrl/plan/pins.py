@@ -30,19 +30,6 @@ from flowrl.plan.ways.pin_filter import OWN, Filter
 from flowrl.plan.ways.tasks import TaskWork
 from flowrl.wording import counted, listing, one_of_them
 
-__all__ = [
-    "FIELDS",
-    "LAYOUT_FIELDS",
-    "OFFLOAD",
-    "PinnedTasks",
-    "always_so",
-    "check_environments",
-    "of_environment",
-    "pins_of",
-    "read_pins",
-    "tell",
-]
-
 LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
 FIELDS = (*LAYOUT_FIELDS, "devices", "environment", "micro_tokens", "offload", "recompute")
 

@@ -12,8 +12,6 @@ from flowrl.plan.names import device_names
 from flowrl.plan.schema import PlacementPlan
 from flowrl.specs.attributes import NodeCost
 
-__all__ = ["place"]
-
 
 def place(graph: Graph, plan: PlacementPlan) -> Graph:
     """The graph at the level `placed`: every node says where and how it runs.

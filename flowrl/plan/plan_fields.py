@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from flowrl.plan.schema import PlacementPlan
 from flowrl.wording import counted
 
-__all__ = ["FREE_TEXTS", "Difference", "differences", "field_text", "texts_apart"]
-
 FREE_TEXTS = ("notes", "reasons", "alternatives", "pool.warnings")
 """Parts of a plan that are written for people, and that nothing is made of."""
 

@@ -11,8 +11,6 @@ from flowrl.plan.check.predicted import check_predicted
 from flowrl.plan.schema import PlacementPlan
 from flowrl.wording import nearest_file
 
-__all__ = ["load_plan", "save_plan"]
-
 
 def load_plan(path: Path, *, alone: bool = True) -> PlacementPlan:
     """Reads a plan: JSON where the name ends in `.json`, YAML otherwise.

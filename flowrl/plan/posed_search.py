@@ -19,8 +19,6 @@ from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.regions import split_numbers
 from flowrl.plan.within_hosts import fullest_host, host_bytes, search_within_hosts
 
-__all__ = ["LESS_ON_HOSTS", "fits_hosts", "picked", "search_posed", "stood"]
-
 HOST_SCHEDULES = 200
 """Schedules looked through for one that the hosts hold, where the best ask too much of them."""
 

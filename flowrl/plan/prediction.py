@@ -7,17 +7,6 @@ from dataclasses import dataclass
 from flowrl.cost.memory import PhaseMemory
 from flowrl.plan.many_form import ScheduleStep
 
-__all__ = [
-    "NO_PREDICTION",
-    "Alternative",
-    "CostSource",
-    "PredictedMemory",
-    "PredictedSpan",
-    "Prediction",
-    "Reason",
-    "Rejection",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedMemory:

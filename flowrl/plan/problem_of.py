@@ -35,22 +35,6 @@ from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.region_ways import Drawn, ways_of
 from flowrl.plan.ways.tasks import TaskWork, tasks_of
 
-__all__ = [
-    "CHUNKS",
-    "SINGLE_ROLLOUT",
-    "Posed",
-    "aligned",
-    "device_counts",
-    "kinds_wanted",
-    "may_run_ahead",
-    "pose",
-    "possible_counts",
-    "rollouts_of",
-    "sync_seconds",
-    "weight_ways",
-    "with_policies_apart",
-]
-
 CHUNKS = (1, 2, 4, 8, 16)
 
 SINGLE_ROLLOUT = "prompts can be offered ahead to a single rollout"

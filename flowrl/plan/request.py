@@ -10,8 +10,6 @@ from flowrl.errors import PlanError
 from flowrl.plan.options import PlanOptions
 from flowrl.plan.schema import Reason
 
-__all__ = ["PlanRequest", "RoleRequest"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRequest:

@@ -24,8 +24,6 @@ from flowrl.plan.options import ENGINES, TRAINERS
 from flowrl.plan.parameters import Box, Holding, Parameter, parameters_of, part_of
 from flowrl.plan.schema import Operation, PlacementPlan, WeightRoute
 
-__all__ = ["Transfer", "expand_plan_route", "expand_route", "holding_of", "route_parameters"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:

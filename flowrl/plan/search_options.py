@@ -12,8 +12,6 @@ from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.stream_arrivals import arrivals_of_ways
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["CHUNK_S", "option_of", "option_tasks", "shared_weights"]
-
 CHUNK_S = 0.05
 """Seconds that a further chunk costs its sender and its reader: messages, a shorter last batch and
 launches. An estimate; nothing measures it yet. What leaves the device between its turns takes its

@@ -13,8 +13,6 @@ from flowrl.graph.ir import Graph, Op
 from flowrl.plan.local import local_choice, with_choice
 from flowrl.plan.schema import Operation, Placement, PlacementPlan
 
-__all__ = ["settled"]
-
 
 def settled(plan: PlacementPlan, base: PlacementPlan, graph: Graph) -> PlacementPlan:
     """The plan with numbers that are written twice as the edited one of them, and with the ways of

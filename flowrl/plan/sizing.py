@@ -46,8 +46,6 @@ from flowrl.plan.ways.tasks import TaskWork, tasks_of
 from flowrl.plan.ways.trainers import nodes_in_turn
 from flowrl.wording import counted
 
-__all__ = ["NODE_SIZE", "Job", "Size", "fewest", "pool_of_devices", "sizes"]
-
 NODE_SIZE = 8
 """Devices of a node where nobody says: what servers of accelerators have."""
 

@@ -22,8 +22,6 @@ from flowrl.plan.search import (
     leaves,
 )
 
-__all__ = ["stand"]
-
 
 def stand(
     schedule: Schedule,

@@ -18,8 +18,6 @@ from flowrl.plan.search import Evaluator, Kind, Leaf, Problem, Schedule, Tempora
 from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["step_ceiling"]
-
 PLAINER = 1.05
 """Times as long may a schedule be that is told: plainer ways are taken where they cost little, and
 weight sync is priced with the layouts that are."""

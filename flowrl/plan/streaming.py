@@ -13,8 +13,6 @@ from flowrl.graph.streaming import streaming_nodes
 from flowrl.ids import NodeId
 from flowrl.plan.schema import StartUnit
 
-__all__ = ["start_units"]
-
 
 def start_units(graph: Graph) -> dict[NodeId, StartUnit]:
     """What must have arrived before each node begins."""

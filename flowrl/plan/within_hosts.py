@@ -22,8 +22,6 @@ from flowrl.plan.problem_of import Posed
 from flowrl.plan.search import Found, Kind, Problem, Schedule, SearchResult, search
 from flowrl.plan.ways.candidate import Candidate
 
-__all__ = ["fullest_host", "host_bytes", "overfull_host", "search_within_hosts"]
-
 MOST_SEARCHES = 60
 """Of one job."""
 

@@ -8,8 +8,6 @@ from flowrl.graph.ir import Graph, Node, Op
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.specs import Sampling
 
-__all__ = ["phases_of", "rows_per_update", "samples_of", "workload"]
-
 
 def workload(role: RoleRequest, request: PlanRequest, graph: Graph, dtype: str) -> Workload:
     """What a role with a model is asked to do at once.

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-__all__ = ["Channel", "Mailbox", "Message", "OpenChannel"]
-
 Message: TypeAlias = tuple[object, ...]
 
 

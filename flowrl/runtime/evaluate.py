@@ -17,8 +17,6 @@ from flowrl.runtime.executor import executor_of
 from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
 
-__all__ = ["evaluate_local"]
-
 
 def evaluate_local(config: RunConfig, stages: Sequence[CompiledStage]) -> list[EvaluationRow]:
     """Returns a row for each held-out set: what the policy of the last stage scores as it begins.

@@ -20,8 +20,6 @@ from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.workers import PolicyWorker
 
-__all__ = ["Executor", "executor_of"]
-
 
 class Executor(Protocol):
     """Made with the section `runtime` of a configuration, whose limits it keeps.

@@ -24,8 +24,6 @@ from flowrl.backend.batch import Ints, SequenceBatch, TrainBatch
 from flowrl.runtime.checkpoint.store import describe_files
 from flowrl.runtime.spans import SPANS
 
-__all__ = ["DataRef", "Dispatch", "LocalGroup", "WorkerGroup", "performed", "resolved"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from flowrl.errors import BackendError
 
-__all__ = ["ADDRESS", "AUTH_MODE", "require_listening", "use_token", "why_refused"]
-
 ADDRESS = "RAY_ADDRESS"
 AUTH_MODE = "RAY_AUTH_MODE"
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"

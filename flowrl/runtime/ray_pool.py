@@ -33,8 +33,6 @@ from flowrl.errors import ConfigError
 from flowrl.runtime.ray_access import ADDRESS, use_token
 from flowrl.wording import listing
 
-__all__ = ["ask_ray", "joined_pool", "pool_of_nodes", "ray_pool"]
-
 _log = logging.getLogger(__name__)
 
 _KINDS = {"GPU": "cuda", "NPU": "npu"}

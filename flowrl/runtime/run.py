@@ -60,19 +60,6 @@ from flowrl.runtime.spans import DRIVER, SPANS
 from flowrl.runtime.status_writer import StatusWriter
 from flowrl.user_lines import breakpoints_left_out
 
-__all__ = [
-    "STOPS",
-    "Run",
-    "Turn",
-    "config_yaml",
-    "execute",
-    "is_done",
-    "new_run",
-    "opened_run",
-    "run_local",
-]
-
-
 STOPS = (signal.SIGINT, signal.SIGTERM)
 """Signals that a run answers by stopping at the next step boundary."""
 

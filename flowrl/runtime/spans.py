@@ -21,8 +21,6 @@ from typing import Any, cast
 from flowrl.observe.trace import WAIT, Span
 from flowrl.runtime.channels import Message
 
-__all__ = ["DRIVER", "SPANS", "Spans"]
-
 _GAP_S = 0.005
 """Calls of one operation that follow each other within this time become one span."""
 _MOST = 20_000

@@ -18,8 +18,6 @@ from flowrl.observe.run_status import RunStatus, write_status
 from flowrl.observe.trace import TraceFile
 from flowrl.runtime.spans import SPANS
 
-__all__ = ["StatusWriter"]
-
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0

@@ -13,8 +13,6 @@ from flowrl.runtime.checkpoint.store import FileEntries
 from flowrl.runtime.groups import DataRef, Dispatch, WorkerGroup
 from flowrl.specs import AdamW
 
-__all__ = ["Sequences", "Trainer"]
-
 Sequences = DataRef[SequenceBatch]
 
 

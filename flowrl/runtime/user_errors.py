@@ -11,9 +11,6 @@ from traceback import FrameSummary
 import flowrl
 from flowrl.specs.user_functions import NO_DEBUGGER
 
-__all__ = ["described", "library_folders", "short_path", "user_frames"]
-
-
 _MAX_FRAMES = 3
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from flowrl.runtime.local.processes import standard_error
 
-__all__ = ["WorkerLogs"]
-
 _log = logging.getLogger(__name__)
 
 _FOLDER = "logs"

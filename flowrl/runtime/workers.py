@@ -29,14 +29,6 @@ from flowrl.ids import EngineId, NodeId, RoleName, engine_id
 from flowrl.plan.schema import PlacementPlan
 from flowrl.runtime.trainers import Trainer
 
-__all__ = [
-    "PolicyWorker",
-    "Residency",
-    "Waitable",
-    "require",
-    "wait_for_any",
-]
-
 
 def require(name: str, service: Service, role: str) -> Plugin:
     """Returns the plug-in `name`, usable on this machine and offering `service`.

@@ -10,8 +10,6 @@ from flowrl.ids import SampleId
 from flowrl.sim.report import SimStep
 from flowrl.sim.workload import GroupDraw
 
-__all__ = ["Batch", "step_row"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

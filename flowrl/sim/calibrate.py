@@ -38,16 +38,6 @@ from flowrl.sim.scorers import BATCH, ScoreTimes
 from flowrl.sim.step_time import LinearPrefill
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "Calibration",
-    "calibrated",
-    "calibration_of",
-    "calibration_reward_s",
-    "calibration_values",
-    "can_calibrate",
-    "can_calibrate_apart",
-]
-
 SMALL, LARGE = "calibrate_small", "calibrate_large"
 _STEPS, _WARM_UP = 12, 3
 _MAX_TOKENS, _MAX_SAMPLES = 16, 512

@@ -28,20 +28,6 @@ from flowrl.sim.times import StageTimes
 from flowrl.sim.workload import Workload, open_workload
 from flowrl.wording import percent
 
-__all__ = [
-    "DOUBT",
-    "TIE",
-    "Predicted",
-    "best_of",
-    "choices_that_fit",
-    "choose_plan",
-    "notes_of",
-    "of_all_groups",
-    "predicted_choices",
-    "simulated_step_s",
-    "workloads_of",
-]
-
 TIE = 0.02
 """Share of a step that no prediction tells apart."""
 

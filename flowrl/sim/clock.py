@@ -10,8 +10,6 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Clock"]
-
 
 class Clock:
     """Calls by time.

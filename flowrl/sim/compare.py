@@ -10,8 +10,6 @@ from flowrl.observe.rows import StepMetrics, overlapping_work
 from flowrl.sim.report import SimReport, seconds_text
 from flowrl.wording import percent
 
-__all__ = ["Beside", "beside", "beside_text", "rest_s"]
-
 WARM_UP = 3
 """Steps of a run that are left out where it has twice as many: the first allocate and compile."""
 

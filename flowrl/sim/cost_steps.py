@@ -17,8 +17,6 @@ from flowrl.cost.source import Cost
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.profile import Profile
 
-__all__ = ["AnalyticStep", "measured_models"]
-
 _FORWARD_OPS = ("logprobs", "values", "score")
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from flowrl.sim.workload import GroupDraw
 
-__all__ = ["BatchWork", "HostCost", "LinearCost", "batch_work"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWork:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from flowrl.plan.names import device_names
 from flowrl.sim.model import LaneModel
 
-__all__ = ["DeviceLanes"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceLanes:

@@ -13,8 +13,6 @@ from flowrl.sim.clock import Clock
 from flowrl.sim.lanes import Lane
 from flowrl.sim.sharing import Beside, Sharing
 
-__all__ = ["SimDriver"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimDriver:

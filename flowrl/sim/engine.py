@@ -28,8 +28,6 @@ from flowrl.sim.rows import Ended, Request, Rows
 from flowrl.sim.sharing import Sharing
 from flowrl.sim.step_time import StepTime, decode_run_s
 
-__all__ = ["EngineTotals", "PollRule", "RowRecorder", "SimEngine"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollRule:

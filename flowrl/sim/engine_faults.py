@@ -16,8 +16,6 @@ from flowrl.sim.faults import Faults
 from flowrl.sim.rollout import SimRollout
 from flowrl.sim.trace import Trace
 
-__all__ = ["EngineBreaker"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class EngineBreaker:

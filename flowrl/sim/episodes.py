@@ -28,8 +28,6 @@ from flowrl.sim.engine import SimEngine
 from flowrl.sim.lanes import Lane, LaneGroup
 from flowrl.sim.rows import Ended, Request, Spans, join_spans
 
-__all__ = ["EnvironmentTimes", "EpisodeShape", "SimEnvironment", "SimEpisodes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentTimes:

@@ -38,15 +38,6 @@ from flowrl.sim.times import StageTimes, assumed_times
 from flowrl.sim.workload import GroupDraw, Workload
 from flowrl.wording import percent
 
-__all__ = [
-    "WIRE_S",
-    "Estimated",
-    "assumed_for",
-    "estimate_model",
-    "estimated_plan",
-    "with_estimate",
-]
-
 WIRE_S = 25e-6
 """Of the driver, for a sample that comes from another process. Measured steps of 512 samples took
 11 to 13 ms longer with one engine process than in place (benchmarks/results/plans_measured.md)."""

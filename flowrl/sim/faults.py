@@ -27,16 +27,6 @@ from flowrl.config.yaml_tree import FileKind, read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 
-__all__ = [
-    "EngineFaults",
-    "Faults",
-    "RewardFaults",
-    "SampleFaults",
-    "ScriptedFault",
-    "chance",
-    "read_faults",
-]
-
 FAULTS = FileKind(
     noun="file of faults",
     begins="begin with `engines:`, `samples:`, `rewards:` or `script:`, or leave --faults out",

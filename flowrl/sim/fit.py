@@ -8,8 +8,6 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["fit_line"]
-
 Matrix = npt.NDArray[np.float64]
 
 

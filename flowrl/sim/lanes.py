@@ -11,8 +11,6 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Lane", "LaneGroup", "LaneUse", "Recorder"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneUse:

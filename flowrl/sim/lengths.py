@@ -24,8 +24,6 @@ import numpy.typing as npt
 from flowrl.errors import ConfigError, DataError
 from flowrl.observe.rows import lengths_in
 
-__all__ = ["Constant", "Lengths", "Listed", "Lognormal", "parse_lengths", "read_lengths"]
-
 Ints = npt.NDArray[np.int64]
 
 _FORMS = "constant:TOKENS, lognormal:mean=TOKENS,sigma=NUMBER, or a file of JSON lines"

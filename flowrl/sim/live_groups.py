@@ -20,8 +20,6 @@ from flowrl.rollout.states import Group, GroupPhase
 from flowrl.sim.batch import Batch
 from flowrl.sim.workload import GroupDraw
 
-__all__ = ["GroupListener", "Life", "LiveGroups"]
-
 
 @dataclass(slots=True, eq=False)
 class Life:

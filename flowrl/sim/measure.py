@@ -37,8 +37,6 @@ from flowrl.sim.profile import DecodePoint, EngineProfile
 from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep, decode_run_s
 from flowrl.specs import Sampling
 
-__all__ = ["EngineQuestion", "Timer", "after_other_work", "measure_engine", "repeated", "timed"]
-
 Timer: TypeAlias = Callable[[], float]
 """A clock in seconds: of the wall, or of this process where others share the machine."""
 

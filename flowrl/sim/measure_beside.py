@@ -14,8 +14,6 @@ from typing import Protocol, TypeAlias
 
 from flowrl.sim.sharing import Beside
 
-__all__ = ["Busy", "OpenBusy", "measure_beside", "told"]
-
 _ALONE_S, _BESIDE_S = 0.15, 0.8
 
 _MOST_LOST, _MOST_GAINED = 3.0, 0.5

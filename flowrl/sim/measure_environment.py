@@ -19,8 +19,6 @@ from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.measure import Timer, repeated
 from flowrl.specs import FinishReason
 
-__all__ = ["EpisodeCalls", "measure_environment"]
-
 _TOGETHER = 64
 """Episodes that play at once, beside one alone."""
 _LIMIT_S = 60.0

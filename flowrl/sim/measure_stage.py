@@ -62,8 +62,6 @@ from flowrl.sim.profile import (
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.specs import AdamW, FinishReason, LossSpec, Sampling
 
-__all__ = ["OpenCalls", "measure_stage"]
-
 _IN_PLACE = Weights(version=0, kind=WeightsKind.IN_PLACE)
 _LOAD_S = 600.0
 """Seconds in which an engine loads weights."""

@@ -25,8 +25,6 @@ from flowrl.sim.profile import OpProfile
 from flowrl.sim.sharing import Beside
 from flowrl.specs import KL, LossSpec
 
-__all__ = ["TrainQuestion", "measure_op"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainQuestion:

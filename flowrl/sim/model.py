@@ -16,17 +16,6 @@ from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import StepTime
 
-__all__ = [
-    "ChildPrompt",
-    "EngineModel",
-    "EnvironmentModel",
-    "LaneModel",
-    "OpModel",
-    "RolloutModel",
-    "ScorerModel",
-    "SimModel",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneModel:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from flowrl.sim.lanes import Lane, LaneGroup, Recorder
 from flowrl.sim.model import LaneModel
 
-__all__ = ["lanes_of"]
-
 
 def lanes_of(
     models: Sequence[LaneModel], recorder: Recorder | None

@@ -48,8 +48,6 @@ from flowrl.sim.rollouts_of_plan import (
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 from flowrl.wording import counted
 
-__all__ = ["DRIVER", "MAIN", "model_of_many"]
-
 MAIN = "main"
 """The main process."""
 

@@ -22,8 +22,6 @@ from flowrl.sim.lanes import Lane
 from flowrl.sim.model import EnvironmentModel, OpModel, SimModel
 from flowrl.sim.streams import SimStreams
 
-__all__ = ["SimOperations"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimOperations:

@@ -34,8 +34,6 @@ from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
 
-__all__ = ["planned_lengths", "planned_times"]
-
 
 def planned_times(
     stage: CompiledStage,

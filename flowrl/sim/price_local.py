@@ -23,8 +23,6 @@ from flowrl.sim.report import seconds_text
 from flowrl.sim.times import StageTimes
 from flowrl.wording import percent
 
-__all__ = ["price_local"]
-
 _DECIDES = "the plan's file decides so"
 
 _AS_FAST = "as fast"

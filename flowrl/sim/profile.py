@@ -33,22 +33,6 @@ from flowrl.sim.times import EngineTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
 from flowrl.wording import counted, nearest_file
 
-__all__ = [
-    "PROFILE_VERSION",
-    "DecodePoint",
-    "EngineProfile",
-    "EnvironmentProfile",
-    "MachineNote",
-    "OpProfile",
-    "Profile",
-    "ScorerProfile",
-    "SwitchProfile",
-    "load_profile",
-    "model_notes",
-    "profile_times",
-    "save_profile",
-]
-
 PROFILE_VERSION = 1
 
 

@@ -10,8 +10,6 @@ from flowrl.sim.report import seconds_text
 from flowrl.sim.sharing import Beside
 from flowrl.wording import percent
 
-__all__ = ["profile_text"]
-
 
 def profile_text(profile: Profile) -> str:
     """A profile for people, as plain lines."""

@@ -13,8 +13,6 @@ from flowrl.sim.cost_steps import measured_models
 from flowrl.sim.profile import Profile
 from flowrl.wording import listing
 
-__all__ = ["profiled_cost"]
-
 
 def profiled_cost(profile: Profile, request: PlanRequest, *, where: str) -> Cost:
     """The cost of a request's tasks.

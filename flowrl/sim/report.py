@@ -14,17 +14,6 @@ from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
 from flowrl.wording import HOURS, counted, hours_text, percent
 
-__all__ = [
-    "REPORT_VERSION",
-    "Planned",
-    "SimReport",
-    "SimStep",
-    "report_json",
-    "report_text",
-    "seconds_text",
-    "steady_from",
-]
-
 REPORT_VERSION = 1
 
 _OVERLAP = 1.005

@@ -71,8 +71,6 @@ from flowrl.sim.scorers import SimScorers
 from flowrl.sim.workload import Workload
 from flowrl.specs import FinishReason
 
-__all__ = ["RolloutFaults", "SimRollout"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFaults:

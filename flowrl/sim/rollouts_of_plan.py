@@ -23,20 +23,6 @@ from flowrl.sim.workload import PromptLengths
 from flowrl.specs import Sampling
 from flowrl.specs.prompts import PromptTemplate
 
-__all__ = [
-    "RolloutMaker",
-    "SamplesRead",
-    "is_filtered",
-    "longest_response",
-    "origins_of",
-    "prompt_lengths",
-    "rollout_nodes",
-    "samples_read",
-    "switch_seconds",
-    "untimed",
-    "waits_for",
-]
-
 
 def rollout_nodes(graph: Graph) -> tuple[Node, ...]:
     """The nodes that draw samples."""

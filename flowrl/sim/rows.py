@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 
 from flowrl.ids import GroupId, SampleId
 
-__all__ = ["Ended", "Request", "Rows", "Spans", "join_spans"]
-
 Spans = tuple[tuple[int, int], ...]
 """`((version, tokens), ...)`, in order."""
 

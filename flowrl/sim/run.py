@@ -40,8 +40,6 @@ from flowrl.sim.trace import Trace
 from flowrl.sim.workload import Workload
 from flowrl.wording import listing
 
-__all__ = ["simulate"]
-
 _STALLED = 100_000
 """Calls of the clock without an event for a scheduler after which nothing moves any more."""
 

@@ -18,8 +18,6 @@ from flowrl.observe.run_folder import RunFolder
 from flowrl.plan import PlacementPlan, load_plan
 from flowrl.plan.local import LocalChoice, local_choice
 
-__all__ = ["Difference", "check_run", "differences", "differences_text"]
-
 _OF_STAGE = (
     "train.max_staleness",
     "train.policies",

@@ -18,8 +18,6 @@ from flowrl.sim.clock import Clock
 from flowrl.sim.driver import SimDriver
 from flowrl.sim.lanes import Lane
 
-__all__ = ["ScoreTimes", "SimScorers"]
-
 BATCH = 128
 """Samples of a batch at most (`flowrl.runtime.scoring.pool`)."""
 

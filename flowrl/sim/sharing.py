@@ -23,8 +23,6 @@ from typing import Protocol
 from flowrl.sim.clock import Clock
 from flowrl.sim.lanes import Lane
 
-__all__ = ["Beside", "Paced", "Sharing"]
-
 _NOTHING_S = 1e-12
 """Less than rounding makes of a day of virtual time."""
 

@@ -36,8 +36,6 @@ from flowrl.sim.costs import batch_work
 from flowrl.sim.model import OpModel, RolloutModel
 from flowrl.sim.workload import GroupDraw
 
-__all__ = ["SimStreams", "TakeLanes"]
-
 TakeLanes = Callable[[OpModel, float, float], tuple[float, float]]
 """Of an operation, from when on and for how long: when it begins, and how long it takes."""
 

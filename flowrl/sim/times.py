@@ -27,8 +27,6 @@ from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import StepTime
 from flowrl.sim.workload import PromptLengths
 
-__all__ = ["EngineTimes", "NodeTimes", "StageTimes", "Switch", "assumed_times"]
-
 Switch = tuple[str, str, str]
 """A residency switch: role, what, action."""
 

@@ -15,8 +15,6 @@ from flowrl.sim.engine import SimEngine
 from flowrl.sim.lanes import Lane, LaneGroup
 from flowrl.sim.rows import Request
 
-__all__ = ["Trace"]
-
 _ROWS_SHOWN = 1024
 """Rows of all engines that are drawn; with more, the first engines' are."""
 

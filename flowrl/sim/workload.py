@@ -20,17 +20,6 @@ from flowrl.files import read_json_lines
 from flowrl.sim.lengths import Constant, Lengths, Listed, Lognormal, parse_lengths, read_lengths
 from flowrl.wording import counted
 
-__all__ = [
-    "Assumed",
-    "GroupDraw",
-    "PromptLengths",
-    "Recorded",
-    "RecordedGroup",
-    "Workload",
-    "open_workload",
-    "read_recorded",
-]
-
 _BLOCK = 256
 """Groups drawn with one generator: one for each would cost more than the drawing."""
 

@@ -28,8 +28,6 @@ from flowrl.testing.engine_checks import ENGINE_CHECKS, FIRST, NotDeclared, chec
 from flowrl.testing.processes import check_processes
 from flowrl.testing.trainer_checks import TRAINER_CHECKS
 
-__all__ = ["CheckResult", "check_backend", "run_checks"]
-
 _TOLERANCES = {"float32": 1e-3}
 """Largest differences of logprobs; a type of 16 bits has 0.1."""
 

@@ -30,8 +30,6 @@ from flowrl.testing.reference_model import (
     reference_of,
 )
 
-__all__ = ["CheckFailed", "CheckedEngine", "Models"]
-
 
 class CheckFailed(Exception):
     """A promise that is not kept.

@@ -16,8 +16,6 @@ from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed
 
-__all__ = ["ENGINE_CHECKS", "NotDeclared", "check_tied"]
-
 FIRST, SECOND = 3, 4
 """The versions that the checks publish."""
 

@@ -16,8 +16,6 @@ from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
 from flowrl.testing.checked_engine import CheckFailed, Models
 
-__all__ = ["check_processes"]
-
 _GONE_S = 30.0
 """The time that an engine's processes have to end after their driver."""
 

@@ -17,8 +17,6 @@ from tokenizers import Tokenizer, models
 
 from flowrl.backend.batch import Ints
 
-__all__ = ["ReferenceModel", "change_weights", "make_model", "reference_of"]
-
 _OLD_NAME = "past_key_values"
 
 Doubles = npt.NDArray[np.float64]

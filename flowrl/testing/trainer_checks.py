@@ -24,8 +24,6 @@ from flowrl.specs.loss import cross_entropy
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
 from flowrl.testing.reference_model import ReferenceModel, make_model, reference_of
 
-__all__ = ["TRAINER_CHECKS"]
-
 _ADAMW = AdamW(learning_rate=1e-3, eps=1e-3, max_grad_norm=0.0)
 """A large `eps`, so that a first update is not the sign of the gradient."""
 

@@ -16,8 +16,6 @@ from fractions import Fraction
 
 from flowrl_backends.environment.tools import ToolError
 
-__all__ = ["calculate"]
-
 _MAX_LENGTH = 200
 """The maximum number of characters of a calculation."""
 _MAX_DEPTH = 40

@@ -17,8 +17,6 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import BackendError
 
-__all__ = ["plugin"]
-
 
 class EnvironmentPlugin:
     """Runs environments that the user wrote; it neither generates nor trains nor scores."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from flowrl.backend.environment import EnvironmentState, Outcome, Said
 
-__all__ = ["Step"]
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-__all__ = ["Threads"]
-
 _Job: TypeAlias = "tuple[Callable[[], Any], asyncio.Future[_Result]]"
 _Result: TypeAlias = tuple[Any, BaseException | None]
 

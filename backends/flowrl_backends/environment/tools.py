@@ -36,8 +36,6 @@ from collections.abc import Callable, Mapping
 
 from flowrl_backends.environment.step import Step
 
-__all__ = ["ToolEnvironment", "ToolError"]
-
 
 class ToolError(Exception):
     """A tool cannot use its argument; the policy gets the message."""

@@ -23,8 +23,6 @@ from flowrl.wording import listing, suggestion
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads
 
-__all__ = ["UserEnvironment"]
-
 _OFFERED: Mapping[str, tuple[str, ...]] = ENVIRONMENT_OFFERS
 """The values that the methods of an episode may request by the names of their parameters."""
 

@@ -11,8 +11,6 @@ from flowrl.backend.protocols import GenerateRequest, PolicyContext
 from flowrl.errors import BackendError
 from flowrl.specs import FinishReason
 
-__all__ = ["check_request", "check_stops", "gather_prompts", "same_context", "takes_no_token"]
-
 
 def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: int) -> None:
     """Refuses a request that the engine cannot decode.

@@ -21,8 +21,6 @@ from flowrl.errors import BackendError
 from flowrl_backends.torch.seen import SeenParameters
 from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep, RowSpan
 
-__all__ = ["Decoder", "ModelDecoder", "attention_of"]
-
 _NAME = "flowrl_slots"
 _REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask")
 

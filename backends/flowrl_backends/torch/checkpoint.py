@@ -20,15 +20,6 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import CheckpointError
 
-__all__ = [
-    "flush_folder",
-    "read_json",
-    "read_tensors",
-    "system_errors",
-    "write_json",
-    "write_tensors",
-]
-
 
 @contextmanager
 def system_errors(path: Path) -> Iterator[None]:

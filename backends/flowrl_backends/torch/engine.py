@@ -59,8 +59,6 @@ from flowrl_backends.torch.selfcheck import check_decoder
 from flowrl_backends.torch.slots import KVSlots
 from flowrl_backends.torch.weights import load_weights
 
-__all__ = ["TorchEngine"]
-
 _STEPS_PER_POLL = 32
 _STEPS_AFTER_END = 8
 """Decode steps that a poll goes on once a request has ended: each return costs the driver a round

@@ -25,8 +25,6 @@ from transformers import PreTrainedModel
 from flowrl_backends.torch.seen import SeenParameters
 from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep, RowSpan
 
-__all__ = ["FusedDecoder", "is_llama_like"]
-
 _FAMILY = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )

@@ -36,8 +36,6 @@ from flowrl.specs.grammar import Grammar, JsonSchema, Regex
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["GrammarState", "Grammars", "forbidden_by", "token_bytes"]
-
 
 class GrammarState:
     """The state of one response in its grammar."""

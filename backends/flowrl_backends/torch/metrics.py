@@ -9,8 +9,6 @@ import torch
 
 from flowrl.backend.batch import Ints
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """The loss, means, maxima and predictions of an update, accumulated on the device."""

@@ -25,13 +25,6 @@ from flowrl_backends.torch.packed_forward import ATTENTION, register_attention, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = [
-    "DTYPES",
-    "load_model",
-    "move_tensor",
-    "quiet_transformers",
-    "tokenizer_files",
-]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["uniforms"]
-
 _GOLDEN_INT = 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(_GOLDEN_INT)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

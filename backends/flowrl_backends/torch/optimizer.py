@@ -18,8 +18,6 @@ from flowrl.errors import CheckpointError
 from flowrl.specs import AdamW
 from flowrl_backends.torch.model import move_tensor
 
-__all__ = ["Optimizer", "StepResult", "learning_rate"]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 

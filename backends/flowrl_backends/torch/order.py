@@ -16,8 +16,6 @@ import numpy as np
 from flowrl.backend.batch import Ints
 from flowrl_backends.torch.slots import RowSpan
 
-__all__ = ["RowOrder", "split_rows"]
-
 _SPLIT_NBYTES = 200_000
 """The cost of one more product's calls, in bytes of keys and values that could be read instead: 20
 us at 10 GB/s, for a layer on a processor core."""

@@ -21,15 +21,6 @@ from flowrl_backends.torch.packing import Block, Packed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = [
-    "ATTENTION",
-    "packed_logits",
-    "packed_values",
-    "register_attention",
-    "supports_packing",
-    "value_head",
-    "window_mask",
-]
 
 ATTENTION = "flowrl"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})

@@ -24,8 +24,6 @@ import numpy as np
 from flowrl.backend.batch import Ints, SequenceBatch
 from flowrl.errors import BackendError
 
-__all__ = ["Block", "Packed", "micro_batches", "pack"]
-
 _BLOCK_COST = 128
 """What one more attention block costs, in slots: it weighs padding against kernel calls."""
 

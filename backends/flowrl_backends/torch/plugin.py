@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         TrainBackend,
     )
 
-__all__ = ["TorchPlugin"]
 
 _NEEDED = ("torch", "transformers", "safetensors")
 

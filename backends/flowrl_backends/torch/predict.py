@@ -28,7 +28,6 @@ from flowrl_backends.torch.repeat import Repeat, repeat_sampler
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Predicted", "closed", "distributions", "predict", "predict_all", "squares"]
 
 _FORWARD_ROWS, _FORWARD_TOKENS = 128, 4096
 """Bounds of a forward pass without gradient; they bound the memory of its logits."""

@@ -22,8 +22,6 @@ from flowrl_backends.torch.attention import ModelDecoder
 from flowrl_backends.torch.fused import FusedDecoder
 from flowrl_backends.torch.rows import Run
 
-__all__ = ["Prefill"]
-
 _TOKENS = 8192
 """Padded tokens in one prefill call; bounds its activations."""
 _KEPT_BYTES = 16 * 2**20

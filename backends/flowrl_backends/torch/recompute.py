@@ -20,8 +20,6 @@ from flowrl.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["recomputed_layers"]
-
 
 @contextmanager
 def recomputed_layers(model: PreTrainedModel) -> Iterator[None]:

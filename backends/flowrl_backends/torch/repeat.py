@@ -18,8 +18,6 @@ from flowrl.backend.batch import Ints, KeptTokens, SequenceBatch
 from flowrl.errors import BackendError
 from flowrl_backends.torch.packing import Packed
 
-__all__ = ["Repeat", "repeat_sampler"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:

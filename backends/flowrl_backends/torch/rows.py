@@ -24,8 +24,6 @@ from flowrl_backends.torch.grammar import GrammarState
 from flowrl_backends.torch.noise import uniforms
 from flowrl_backends.torch.sampler import RowOptions, row_options
 
-__all__ = ["WINDOW", "RowTable", "Run"]
-
 WINDOW = 64
 """Steps whose tokens stay on the device before the host reads them."""
 

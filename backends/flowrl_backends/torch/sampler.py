@@ -19,8 +19,6 @@ from torch import Tensor
 
 from flowrl.specs import Sampling
 
-__all__ = ["RowOptions", "draw", "inverse_cdf", "row_options", "truncate"]
-
 _BLOCK = 64
 """Tokens summed at once by `inverse_cdf`; a whole row's running sum costs more than the softmax."""
 

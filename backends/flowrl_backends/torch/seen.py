@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["SeenParameters"]
-
 
 class SeenParameters:
     """A watch on a model's parameters.

@@ -43,8 +43,6 @@ from flowrl_backends.torch.packed_forward import (
 from flowrl_backends.torch.packing import pack
 from flowrl_backends.torch.slots import KVSlots
 
-__all__ = ["check_decoder", "check_lengths", "check_packing"]
-
 _PAST = 3
 """Tokens by which rows go past a switching length; rows where there is none have twice as many."""
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}

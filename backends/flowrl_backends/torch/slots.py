@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812, the customary name
 
-__all__ = ["DecodeStep", "KVSlots", "PrefillStep", "RowSpan"]
-
 _FIRST_ROWS, _FIRST_CAPACITY = 8, 64
 """Rows, and tokens of each, that room is made for at first; both are doubled as they are needed."""
 

@@ -15,16 +15,6 @@ from flowrl.errors import BackendError
 from flowrl.specs import LossSpec
 from flowrl_backends.torch.predict import closed
 
-__all__ = [
-    "check_distributions",
-    "check_fields",
-    "check_pairs",
-    "check_score_fields",
-    "gathered",
-    "score_batch",
-    "token_batch",
-]
-
 
 def token_batch(batch: TrainBatch, source: Ints, sample: Ints, device: torch.device) -> TokenBatch:
     """Returns the fields of a loss at R tokens, by their places and their batch rows."""

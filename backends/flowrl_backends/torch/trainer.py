@@ -39,7 +39,6 @@ from flowrl_backends.torch.weights import Average, load_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["TorchTrainer"]
 
 _STATE, _TENSORS, _MODEL = "trainer.json", "trainer.safetensors", "model"
 _FORMAT = 2

@@ -42,8 +42,6 @@ from flowrl_backends.torch.token_fields import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Objective", "update_together"]
-
 
 class _Gradients(NamedTuple):
     """What a term of an update has added to the gradients: its metrics and its rows."""

@@ -19,8 +19,6 @@ from flowrl.backend.weights import Bytes, checksum_of
 from flowrl.errors import BackendError
 from flowrl_backends.torch.model import quiet_transformers
 
-__all__ = ["Average", "load_weights"]
-
 
 class Average:
     """An exponential moving average of weights: `decay * own + (1 - decay) * loaded`, in float32.

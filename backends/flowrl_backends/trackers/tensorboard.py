@@ -11,8 +11,6 @@ from flowrl.observe.trackers import TrackerContext
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard:
     """One event folder a stage, so that TensorBoard shows each stage as a run of its own.

@@ -9,8 +9,6 @@ from flowrl.errors import ConfigError
 from flowrl.files import write_text_atomic
 from flowrl.observe.trackers import TrackerContext
 
-__all__ = ["WandB"]
-
 _MODES = ("offline", "online")
 _LIMIT_S = 90.0
 """Seconds that the beginning and the end of a run may wait for its server."""

@@ -19,8 +19,6 @@ import re
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-__all__ = ["MATHRULER", "PRIME", "SLIME", "Grader", "hendrycks_normal_form", "is_hendrycks_equal"]
-
 _ENCLOSING_TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
 _UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week"),

@@ -31,8 +31,6 @@ from flowrl.errors import ConfigError, DataError, RewardError
 from flowrl_backends.verify import sandbox
 from flowrl_backends.verify.options import TermOptions
 
-__all__ = ["CodeTests"]
-
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 

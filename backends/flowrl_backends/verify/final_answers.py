@@ -8,13 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "boxed_content",
-    "last_box",
-    "minerva_normal_form",
-    "parse_answer_line",
-]
-
 _ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
 # Minerva's normal form (Lewkowycz et al. 2022, appendix D.1), in the order of its steps.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-__all__ = ["as_written", "box_first", "by_default", "equal", "in_box", "parsed", "required"]
 
 _DOUBLED = re.compile(r"\(\(([^()]*)\)\)")
 """Parentheses around parentheses."""

@@ -21,8 +21,6 @@ from flowrl.algo.numbers import last_number
 from flowrl_backends.verify import math_verify_calls as math_verify
 from flowrl_backends.verify.final_answers import last_box
 
-__all__ = ["final_answer", "is_equal", "mathematics", "normalized"]
-
 _MAX_TAIL = 20_000
 """Characters at the end of a response that are searched for an answer."""
 _MAX_ANSWER = 1_000

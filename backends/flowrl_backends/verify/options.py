@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from flowrl.errors import ConfigError
 from flowrl.wording import listing
 
-__all__ = ["TermOptions"]
-
 
 class TermOptions:
     """Typed reads of a term's options.

@@ -29,8 +29,6 @@ from flowrl_backends.verify.final_answers import (
 )
 from flowrl_backends.verify.prime_equality import prime_math
 
-__all__ = ["PEERS", "PeerVerifier"]
-
 PeerVerifier: TypeAlias = Callable[[str, str], float]
 """A function of a response and a reference answer."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
         TrainBackend,
     )
 
-__all__ = ["plugin"]
-
 
 class VerifyPlugin:
     """Scores samples by rules; it neither generates nor trains."""

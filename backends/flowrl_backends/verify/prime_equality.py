@@ -17,8 +17,6 @@ from typing import TypeAlias
 from flowrl_backends.verify.boxed_equality import PRIME
 from flowrl_backends.verify.final_answers import last_box
 
-__all__ = ["prime_math"]
-
 Value: TypeAlias = "str | float | tuple[Value, ...]"
 
 _BEFORE = ("answer:", "answer is", "answers are")

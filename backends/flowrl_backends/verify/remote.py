@@ -28,8 +28,6 @@ from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import ConfigError, RewardError
 from flowrl_backends.verify.options import TermOptions
 
-__all__ = ["HttpReward", "JudgeReward"]
-
 _FIRST_PAUSE_S = 0.25
 _MAX_ANSWER = 1 << 22
 

@@ -43,8 +43,6 @@ from flowrl_backends.verify.remote import HttpReward, JudgeReward
 from flowrl_backends.verify.shaping import PENALTIES, TRANSFORMATIONS
 from flowrl_backends.verify.user_function import UserFunction
 
-__all__ = ["BatchRule", "Rule", "open_rule"]
-
 Rule: TypeAlias = Callable[[ScoreRequest], float | None]
 """Returns the value of a sample; None if the term does not apply to it."""
 

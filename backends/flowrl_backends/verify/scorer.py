@@ -17,8 +17,6 @@ from flowrl_backends.verify.options import TermOptions
 from flowrl_backends.verify.rules import BatchRule, Rule, open_rule
 from flowrl_backends.verify.shaping import TRANSFORMATIONS, Transformation
 
-__all__ = ["Scorer"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Transformed:

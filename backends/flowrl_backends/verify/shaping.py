@@ -25,8 +25,6 @@ from flowrl.specs.base import wrong_fields
 from flowrl.specs.maps import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl_backends.verify.options import TermOptions
 
-__all__ = ["PENALTIES", "TRANSFORMATIONS", "Penalty", "Transformation"]
-
 Penalty: TypeAlias = Callable[[ScoreRequest], float]
 """A function of a sample alone."""
 

@@ -26,8 +26,6 @@ from flowrl.errors import RewardError
 from flowrl.specs.user_functions import callable_in
 from flowrl.wording import listing, suggestion
 
-__all__ = ["UserFunction"]
-
 _MAX_CONCURRENT = 16
 """Samples that an async function scores at once."""
 _MAX_BATCH = 128

@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flowrl.cost.models.shape import LatentAttention, ModelShape
 
-__all__ = ["ParameterCounts", "count_parameters", "count_tensors"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCounts:

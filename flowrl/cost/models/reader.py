@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from flowrl.errors import PlanError
 from flowrl.wording import nearest
 
-__all__ = ["MOST_LAYERS", "ConfigReader"]
-
 MOST = 1 << 31
 """Of any size in a config: more is a slip of the hand."""
 

@@ -20,8 +20,6 @@ from flowrl.cost.models.counts import ParameterCounts, count_parameters
 from flowrl.cost.models.reader import MOST_LAYERS, ConfigReader
 from flowrl.errors import PlanError
 
-__all__ = ["FAMILIES", "Experts", "LatentAttention", "ModelShape"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:

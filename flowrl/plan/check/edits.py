@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from flowrl.plan.many_form import PinnedDecision
     from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["check_edits"]
-
 
 _RECOMPUTE = ("none", "selective", "full")
 _OFFLOAD = ("optimizer", "all")

@@ -14,8 +14,6 @@ from flowrl.config.problems import wrong_type
 from flowrl.errors import ConfigError, PlanError
 from flowrl.plan.check.numbers import UNDO
 
-__all__ = ["at_line", "form_error", "line_of", "lines_of"]
-
 _OF_A_PLAN = re.compile(r"^(?:the )?plan of '[^']*'(?:: |$)")
 """Before the key, in messages about a plan."""
 

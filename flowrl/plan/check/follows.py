@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
     from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["check_follows"]
 
 _SLEEPS = ("--enable-memory-saver", "--enable-sleep-mode")
 """Options of engines that give their memory back outside of rollouts."""

@@ -17,8 +17,6 @@ from flowrl.plan.ways.tasks import TaskWork
 from flowrl.plan.within_hosts import overfull_host
 from flowrl.plan.write.held import held_memory
 
-__all__ = ["Again", "check_held"]
-
 Again: TypeAlias = Callable[[PlacementPlan], Chosen]
 """The decisions of a plan's file, priced; raises PlanError for those that no task can have."""
 

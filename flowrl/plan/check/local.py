@@ -21,8 +21,6 @@ from flowrl.plan.local import (
 )
 from flowrl.plan.schema import PlacementPlan, PredictedMemory, Transport
 
-__all__ = ["check_local"]
-
 
 def check_local(plan: PlacementPlan, where: str) -> None:
     """Numbers that are written twice are alike; ways of weights, memory and reasons are those of

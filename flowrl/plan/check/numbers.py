@@ -11,8 +11,6 @@ import math
 from flowrl.cluster.rates import FIGURES
 from flowrl.errors import PlanError
 
-__all__ = ["PRICE_ANEW", "UNDO", "check_numbers"]
-
 UNDO = "undo the edit, or make the plan again: flowrl plan CONFIG -o FILE"
 """What to do about a plan whose parts contradict each other."""
 

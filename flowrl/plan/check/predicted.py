@@ -19,8 +19,6 @@ from flowrl.plan.many_form import EngineFlags, ScheduleStep
 from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["check_predicted"]
-
 _NEAR = 1e-6
 """Of a time, what sums in another order may differ by."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
     from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["block_devices", "check_schedule", "region_devices"]
-
 
 def check_schedule(plan: PlacementPlan, where: str) -> None:
     """Raises PlanError where it does not; does nothing for a plan without a schedule."""

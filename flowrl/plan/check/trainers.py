@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
     from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["check_trainers"]
-
 
 def check_trainers(plan: PlacementPlan, where: str) -> None:
     """Raises PlanError where updates of a role are not one trainer's; names both operations."""

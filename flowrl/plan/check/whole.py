@@ -17,7 +17,6 @@ from flowrl.plan.check.trainers import check_trainers
 if TYPE_CHECKING:
     from flowrl.plan.schema import DeviceSummary, Operation, PlacementPlan
 
-__all__ = ["check_plan", "number_ranges", "pinned_value"]
 
 _MAX_LISTED = 24
 

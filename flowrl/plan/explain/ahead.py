@@ -10,8 +10,6 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Asynchronous, leaves, seconds_of
 from flowrl.plan.show.many import seconds_text
 
-__all__ = ["ahead_notes"]
-
 
 def ahead_notes(chosen: Chosen, request: PlanRequest) -> Iterator[str]:
     """One where a batch takes longer than a step: how its batches overlap; or where samples may be

@@ -20,8 +20,6 @@ from flowrl.plan.search import Kind
 from flowrl.plan.show.many import seconds_apart, seconds_text
 from flowrl.wording import percent
 
-__all__ = ["TryBatch", "even_sizes", "idle_for_batch", "uneven_note", "uneven_words"]
-
 LEAST_IDLE = 0.05
 """Of the time of a plan's devices: what idles less is not worth another batch."""
 

@@ -24,8 +24,6 @@ from flowrl.plan.ways.tasks import TaskWork
 from flowrl.plan.within_hosts import overfull_host
 from flowrl.plan.write.held import full_phases
 
-__all__ = ["Cause", "Lost", "faster_ones", "lost"]
-
 
 class Cause(StrEnum):
     """What keeps a way that is faster alone out of a plan; what such ways do, in words."""

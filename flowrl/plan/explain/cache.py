@@ -10,8 +10,6 @@ from flowrl.plan.show.many import seconds_apart, seconds_text
 from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["cache_notes"]
-
 MUCH = 0.05
 """Of a rollout's time, from which on it is told that contexts are computed again."""
 

@@ -8,8 +8,6 @@ from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cost.efficiency import ASSUMED
 from flowrl.plan.many import Chosen
 
-__all__ = ["assumed_efficiencies", "efficiency_note", "efficiency_notes"]
-
 
 def efficiency_notes(best: Chosen) -> Iterator[str]:
     """One line for each kind of device that tasks are on and of which nothing tells it."""

@@ -9,8 +9,6 @@ from flowrl.plan.many import Chosen
 from flowrl.plan.names import device_names
 from flowrl.plan.within_hosts import fullest_host
 
-__all__ = ["host_notes", "host_words"]
-
 
 def host_notes(best: Chosen) -> Iterator[str]:
     """One line for each group of devices with something in the memory of its hosts."""

@@ -41,17 +41,6 @@ from flowrl.plan.ways.trainers import nodes_in_turn
 from flowrl.plan.write.held import most_held
 from flowrl.wording import counted
 
-__all__ = [
-    "AS_FAST",
-    "alternatives_of",
-    "beside",
-    "cache_why",
-    "describe",
-    "notes_of",
-    "reasons_of",
-    "summary_of",
-]
-
 MOST_RUNNERS_UP = 2
 
 AS_FAST = "as fast"

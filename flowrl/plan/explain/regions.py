@@ -17,8 +17,6 @@ from flowrl.plan.ways.region_ways import region_ways
 from flowrl.plan.ways.regions import Played
 from flowrl.plan.ways.tasks import Region, TaskWork
 
-__all__ = ["region_notes", "region_reason"]
-
 
 def region_reason(task: TaskWork, best: Chosen, searched: Searched) -> Iterator[Reason]:
     """The place of a task's environment; nothing of a task without one, or on CPUs alone."""

@@ -20,8 +20,6 @@ from flowrl.plan.ways.task_rules import layout_rules
 from flowrl.plan.ways.tasks import TaskWork
 from flowrl.wording import counted
 
-__all__ = ["why_not_all"]
-
 
 def why_not_all(
     task: TaskWork, best: Chosen, only: Filter, whole: DeviceGroup | None = None

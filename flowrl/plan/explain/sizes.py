@@ -18,8 +18,6 @@ from flowrl.plan.ways.layouts import (
 from flowrl.plan.ways.task_rules import layout_rules
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["impossible_sizes"]
-
 _OF_SEVERAL = {"does": "do", "is": "are", "cuts": "cut", "has": "have"}
 """The first words of constraints, of several sizes."""
 

@@ -11,8 +11,6 @@ from flowrl.plan.search.evaluate import from_turns, readers
 from flowrl.plan.ways.stream_arrivals import waves
 from flowrl.wording import counted
 
-__all__ = ["stream_notes"]
-
 
 def stream_notes(chosen: Chosen) -> Iterator[str]:
     """One of each rollout that others read in chunks, or of what they read after it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from flowrl.plan.many import Chosen
 from flowrl.plan.show.many import device_seconds_apart, seconds_apart
 
-__all__ = ["by_step_time", "measure", "took_apart"]
-
 
 def by_step_time(one: Chosen) -> bool:
     """Whether the step is to be short; else its device time is to be little."""

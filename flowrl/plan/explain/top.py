@@ -13,8 +13,6 @@ from flowrl.plan.show.many import device_seconds, schedule_lines, seconds_text
 from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
 from flowrl.wording import counted, percent
 
-__all__ = ["fewest_lines", "one_line", "sweep_lines", "top_lines"]
-
 
 def one_line(plan: PlacementPlan) -> str:
     """`temporal on 64 devices, 92.7 s a step`."""

@@ -10,8 +10,6 @@ from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import cache_words
 from flowrl.plan.ways.candidate import Candidate
 
-__all__ = ["unlike"]
-
 
 def unlike(one: Chosen, other: Chosen) -> str:
     """`actor.update recomputes full; 4 chunks`: what the first has otherwise than the second."""

@@ -37,8 +37,6 @@ from flowrl.plan.ways.pin_filter import OWN, Filter
 from flowrl.plan.ways.tasks import TaskWork
 from flowrl.wording import counted
 
-__all__ = ["fewest_left_out", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
-
 MOST_DEVICES = 65536
 """Of a larger pool that is suggested."""
 

@@ -20,8 +20,6 @@ from flowrl.plan.ways.candidate import RECOMPUTE
 from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["other_values", "words_near"]
-
 _WORDS = {"recompute": RECOMPUTE, "offload": OFFLOAD}
 
 

@@ -47,21 +47,6 @@ from flowrl.plan.ways.task_rules import layout_rules
 from flowrl.plan.ways.tasks import TaskWork
 from flowrl.wording import counted
 
-__all__ = [
-    "Alone",
-    "Elsewhere",
-    "Ground",
-    "NextError",
-    "Refused",
-    "Suits",
-    "counts_of",
-    "layouts_of",
-    "misplaced",
-    "other_devices",
-    "other_sizes",
-    "refused_pins",
-]
-
 Alone: TypeAlias = Callable[[Filter], bool]
 """Whether a task has a way to run that some pins leave, whatever the others need."""
 

@@ -32,8 +32,6 @@ from flowrl.plan.ways.regions import HOST_SHARE, room
 from flowrl.plan.ways.tasks import Region, TaskWork
 from flowrl.wording import counted
 
-__all__ = ["no_place_for_environment"]
-
 
 def no_place_for_environment(
     task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, fits: Fits

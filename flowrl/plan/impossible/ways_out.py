@@ -23,24 +23,6 @@ from flowrl.plan.ways.candidate import RECOMPUTE
 from flowrl.plan.ways.pin_filter import OWN, Filter
 from flowrl.wording import counted
 
-__all__ = [
-    "Fits",
-    "Trial",
-    "changed_alike",
-    "fewer_pins",
-    "found_share",
-    "host_enough",
-    "more_devices",
-    "more_host",
-    "more_memory",
-    "tries_on",
-    "wider",
-    "with_devices",
-    "with_setting",
-    "with_value",
-    "without_pins",
-]
-
 GIB = 1 << 30
 
 _LADDER = (1.0, 1.03, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0, 8.0)

@@ -44,8 +44,6 @@ from flowrl.plan.ways.candidates import Candidates
 from flowrl.plan.ways.regions import HOST_SHARE
 from flowrl.plan.ways.tasks import TaskWork, tasks_of
 
-__all__ = ["pool_of", "priced"]
-
 
 def priced(
     graph: Graph,

@@ -15,8 +15,6 @@ from flowrl.plan.plan_fields import differences, texts_apart
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.plan.show.many import seconds_apart, seconds_text
 
-__all__ = ["changes", "is_changed", "local_changes", "memory_changes", "step_changes"]
-
 _NEAR = 1e-4
 """Of a time or of bytes: what differs less is not told."""
 

@@ -24,8 +24,6 @@ from flowrl.plan.ways.regions import Split, splits
 from flowrl.plan.ways.task_rules import parameter_form
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["decided_task", "decided_way"]
-
 _OFFLOAD = ("optimizer", "all")
 
 

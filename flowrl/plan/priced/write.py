@@ -22,8 +22,6 @@ from flowrl.plan.show.many import seconds_text
 from flowrl.plan.ways.trainers import nodes_in_turn
 from flowrl.plan.write.many import engine_flags_of, prediction_of, switches_of, written
 
-__all__ = ["with_prices"]
-
 
 def with_prices(
     plan: PlacementPlan, chosen: Chosen, graph: Graph, request: PlanRequest, pool: ResourcePool

@@ -32,8 +32,6 @@ from flowrl.plan.search.arrivals import Arrivals
 from flowrl.plan.search.problem import Option, Problem, Task
 from flowrl.plan.search.schedule import Leaf, Schedule, leaves
 
-__all__ = ["MOST_KINDS", "Alike"]
-
 MOST_KINDS = 3
 """Of a task's arrivals before any are parted. Of more, each search takes longer; of fewer, it is
 done more often."""

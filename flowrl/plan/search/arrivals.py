@@ -29,17 +29,6 @@ from typing import assert_never
 
 from flowrl.errors import PlanError
 
-__all__ = [
-    "Arrivals",
-    "Line",
-    "Reads",
-    "TurnLine",
-    "even_lines",
-    "stream_lines",
-    "turn_chunks",
-    "turn_lines",
-]
-
 Line = tuple[float, float]
 """(a, b): the stream takes at least a u1 + b u2."""
 

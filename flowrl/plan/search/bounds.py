@@ -24,8 +24,6 @@ from flowrl.plan.search.space import Bools, Floats, Ints, Space
 from flowrl.plan.search.stream_rows import AheadRow, StreamRows
 from flowrl.plan.search.turn_rows import TurnRows
 
-__all__ = ["Bounds", "Splits", "levels", "limits", "lower_bounds"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:

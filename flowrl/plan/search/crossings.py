@@ -21,8 +21,6 @@ from flowrl.plan.search.frontier import Frontier
 from flowrl.plan.search.points import SECONDS
 from flowrl.plan.search.space import Floats, Ints, Space
 
-__all__ = ["crossings"]
-
 WORTH = 4
 """By which factor pairs must become fewer."""
 

@@ -29,8 +29,6 @@ from flowrl.plan.search.problem import Objective
 from flowrl.plan.search.schedule import Schedule
 from flowrl.plan.search.space import Floats, Space
 
-__all__ = ["NO_LIMIT", "SLACK", "Aim", "Outcome", "least_objective", "points_of_sets", "run"]
-
 NO_LIMIT = 1e200
 """A limit that no schedule reaches."""
 

@@ -83,19 +83,6 @@ from flowrl.plan.search.schedule import (
     leaves,
 )
 
-__all__ = [
-    "Evaluation",
-    "Evaluator",
-    "arrivals_of",
-    "block",
-    "chunked_seconds",
-    "evaluate",
-    "from_turns",
-    "readers",
-    "rounded",
-    "seconds_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:

@@ -21,8 +21,6 @@ from flowrl.plan.search.schedule import Asynchronous, Leaf, Schedule, Spatial, T
 from flowrl.plan.search.space import compile_space, families
 from flowrl.wording import counted
 
-__all__ = ["can_fit", "explain", "fits", "least_peak", "thin"]
-
 MOST_SIZES = 48
 """Block sizes that reasons are worked out on; more would take minutes and say the same."""
 

@@ -24,8 +24,6 @@ from flowrl.plan.search.schedule import Schedule
 from flowrl.plan.search.space import Floats, Ints, Space, compile_space, families
 from flowrl.plan.search.two_pools import Least
 
-__all__ = ["Parts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:

@@ -28,8 +28,6 @@ from flowrl.plan.search.schedule import Leaf, signature
 from flowrl.plan.search.space import Bools, Cut, Floats, Ints, Space
 from flowrl.plan.search.streams import largest, largest_in_turns
 
-__all__ = ["Join", "join_splits", "join_turns", "leaf_points"]
-
 PAIRS_AT_ONCE = 1 << 19
 """Joins are made in pieces, which bounds the memory that they take."""
 

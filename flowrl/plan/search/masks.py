@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from flowrl.plan.search.problem import Problem
 
-__all__ = ["crossing", "downward_closed", "feeds", "follows", "members", "numbers", "read_masks"]
-
 
 def members(mask: int) -> list[int]:
     """The tasks of a set, ascending."""

@@ -24,8 +24,6 @@ import numpy as np
 
 from flowrl.plan.search.space import Floats
 
-__all__ = ["age_period_s", "age_periods"]
-
 
 def age_period_s(drawn: float, dense: float, learned: float, staleness: int) -> float:
     """The least period that ages leave.

@@ -29,8 +29,6 @@ from enum import StrEnum
 from flowrl.errors import PlanError
 from flowrl.plan.search.arrivals import Arrivals
 
-__all__ = ["EVERY_KIND", "Kind", "Objective", "Option", "Problem", "Sync", "Task"]
-
 
 class Kind(StrEnum):
     """A family of schedules that the search may choose from.

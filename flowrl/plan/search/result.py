@@ -8,8 +8,6 @@ from enum import StrEnum
 from flowrl.plan.search.evaluate import Evaluation
 from flowrl.plan.search.schedule import Schedule
 
-__all__ = ["Binding", "Change", "ChangeKind", "Found", "Infeasible", "SearchResult"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:

@@ -19,19 +19,6 @@ from typing import assert_never
 
 from flowrl.plan.search.problem import Kind, Option
 
-__all__ = [
-    "Asynchronous",
-    "Leaf",
-    "Schedule",
-    "Spatial",
-    "Temporal",
-    "draw",
-    "kind_of",
-    "leaves",
-    "num_splits",
-    "signature",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:

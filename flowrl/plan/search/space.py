@@ -40,18 +40,6 @@ from flowrl.plan.search.masks import (
 from flowrl.plan.search.problem import Kind, Option, Problem, Sync, Task
 from flowrl.plan.search.streams import Stream, ahead_stream, streams_between
 
-__all__ = [
-    "MAX_TASKS",
-    "Bools",
-    "Cut",
-    "Floats",
-    "Ints",
-    "Leaves",
-    "Space",
-    "compile_space",
-    "families",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -16,18 +16,6 @@ from flowrl.plan.search.overlap import age_periods
 from flowrl.plan.search.space import Bools, Cut, Floats, Ints, Space
 from flowrl.plan.search.streams import AT_ONCE, Stream
 
-__all__ = [
-    "BEYOND",
-    "NEVER",
-    "AheadRow",
-    "Rows",
-    "StreamRows",
-    "Way",
-    "first_within",
-    "further_chunks",
-    "rows_of",
-]
-
 BEYOND = 1e300
 """Seconds that stand for infinitely many, for no share of those is nothing."""
 

@@ -14,8 +14,6 @@ from flowrl.plan.search.arrivals import Arrivals, Line, Reads, TurnLine, stream_
 from flowrl.plan.search.masks import follows, members
 from flowrl.plan.search.problem import Problem
 
-__all__ = ["AT_ONCE", "Stream", "ahead_stream", "largest", "largest_in_turns", "streams_between"]
-
 Floats = NDArray[np.float64]
 
 

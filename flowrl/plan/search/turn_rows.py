@@ -26,8 +26,6 @@ from flowrl.plan.search.stream_rows import (
     rows_of,
 )
 
-__all__ = ["TurnRows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnRows(StreamRows):

@@ -29,8 +29,6 @@ from flowrl.plan.search.schedule import Asynchronous, Schedule, Spatial, leaves
 from flowrl.plan.search.space import Floats
 from flowrl.plan.search.streams import AT_ONCE, streams_between
 
-__all__ = ["Cut", "CutBounds", "Joined", "Least", "Pair", "cuts", "restricted"]
-
 Cut = tuple[frozenset[str], frozenset[str]]
 """The tasks of both parts."""
 

@@ -15,8 +15,6 @@ from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.plan.show.diff_predicted import predictions
 from flowrl.plan.show.diff_words import changed, operation_words, pair, seconds_pair
 
-__all__ = ["diff_plans"]
-
 
 def diff_plans(old: PlacementPlan, new: PlacementPlan) -> tuple[str, ...]:
     """One line for each thing that differs, as `what: old -> new`; nothing where none does.

@@ -12,8 +12,6 @@ from flowrl.plan.show.diff_words import bytes_pair, changed, seconds_pair
 from flowrl.plan.show.many import memory_note
 from flowrl.wording import percent
 
-__all__ = ["predictions"]
-
 
 def predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     """Each prediction that differs, in a line."""

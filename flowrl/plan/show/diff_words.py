@@ -15,9 +15,6 @@ from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.plan.show.many import seconds_apart, seconds_text
 from flowrl.wording import counted
 
-__all__ = ["bytes_pair", "changed", "operation_words", "pair", "seconds_pair"]
-
-
 MOST_DIGITS = 9
 """That numbers are told in, to tell them apart."""
 

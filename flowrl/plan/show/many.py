@@ -20,20 +20,6 @@ from flowrl.plan.schema import (
 )
 from flowrl.wording import HOURS, hours_text, percent
 
-__all__ = [
-    "device_seconds",
-    "device_seconds_apart",
-    "many_lists",
-    "many_tables",
-    "memory_note",
-    "phase_names",
-    "plain_reasons",
-    "route_sentence",
-    "schedule_lines",
-    "seconds_apart",
-    "seconds_text",
-]
-
 Rows = tuple[tuple[str, ...], ...]
 
 SHORT_S = 10.0

@@ -39,7 +39,6 @@ from flowrl.wording import counted
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["not_here", "plan_renderable", "plan_text", "route_line", "step_sentences"]
 
 Rows = tuple[tuple[str, ...], ...]
 

@@ -9,8 +9,6 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.source import Estimate, Recompute
 from flowrl.plan.ways.regions import Played
 
-__all__ = ["RECOMPUTE", "Candidate", "Rivals", "by_time", "pareto"]
-
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 MEMORY_STEPS = 16

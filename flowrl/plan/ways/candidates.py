@@ -56,8 +56,6 @@ from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.task_rules import layout_rules, parameter_form, task_slots, task_workload
 from flowrl.plan.ways.tasks import TaskWork, UpdateWork
 
-__all__ = ["Candidates"]
-
 KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""
 

@@ -35,22 +35,6 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.plan.schema import Rejection
 
-__all__ = [
-    "ENGINE_KINDS",
-    "FSDP_KINDS",
-    "MEGATRON_KINDS",
-    "FoundLayouts",
-    "LayoutRules",
-    "check_size",
-    "layouts",
-    "limit_words",
-    "nearest_divisors",
-    "possible_sizes",
-    "uneven_replicas",
-    "why_none",
-    "with_possible",
-]
-
 MEGATRON_KINDS = frozenset({"tp", "pp", "dp", "cp", "ep"})
 FSDP_KINDS = frozenset({"dp", "cp", "fsdp"})
 ENGINE_KINDS = frozenset({"tp", "pp", "dp", "ep"})

@@ -9,8 +9,6 @@ from flowrl.cost.source import Recompute
 from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.regions import Split
 
-__all__ = ["OWN", "Filter"]
-
 OWN = "devices of its environment"
 """How a task's pins keep those of an environment apart from its own `devices`."""
 

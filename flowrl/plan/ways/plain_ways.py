@@ -13,8 +13,6 @@ from dataclasses import replace
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.search import Evaluation, Found, Leaf, Option, Schedule, evaluate, leaves
 
-__all__ = ["PLAIN", "plainer", "plainer_options", "with_option"]
-
 PLAIN = 0.01
 """Of a step's time, given for a plainer way to run one task."""
 

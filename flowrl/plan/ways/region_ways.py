@@ -20,8 +20,6 @@ from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.regions import Played, Split, splits
 from flowrl.plan.ways.tasks import Region, TaskWork
 
-__all__ = ["Drawn", "like", "region_ways", "ways_of", "with_split"]
-
 Drawn: TypeAlias = dict[tuple[str, int], tuple[Candidate, ...]]
 """Ways of a policy alone, by task and devices."""
 

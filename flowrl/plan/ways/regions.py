@@ -27,17 +27,6 @@ from flowrl.cost.episodes import CallSeconds
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.options import EnvironmentRequest
 
-__all__ = [
-    "HOST_SHARE",
-    "Mode",
-    "Played",
-    "Split",
-    "policy_sizes",
-    "room",
-    "split_numbers",
-    "splits",
-]
-
 Mode: TypeAlias = Literal["together", "apart"]
 
 HOST_SHARE = 0.8

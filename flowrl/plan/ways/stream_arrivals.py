@@ -11,8 +11,6 @@ from flowrl.plan.search import Arrivals
 from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["arrivals_of_ways", "waves"]
-
 
 def arrivals_of_ways(
     task: TaskWork, ways: Sequence[Candidate], request: PlanRequest

@@ -8,8 +8,6 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.ways.layouts import LayoutRules
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["layout_rules", "parameter_form", "task_slots", "task_workload"]
-
 
 def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> LayoutRules:
     """What a task and its library allow."""

@@ -32,8 +32,6 @@ from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.workload import rows_per_update, samples_of
 from flowrl.specs import AdvantageSpec, MapSpec, Sampling
 
-__all__ = ["Region", "TaskWork", "UpdateWork", "tasks_of", "works_of"]
-
 ASSUMED_SHARE = 0.5
 """Of the most turns and of the longest observation, where nobody says how many there are."""
 

@@ -16,8 +16,6 @@ from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.candidates import Candidates
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["Turn", "in_turns", "nodes_in_turn", "turns_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

@@ -21,8 +21,6 @@ from flowrl.plan.many_form import EngineFlags
 from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["engine_flags"]
-
 _STATIC = ("parameters", "kv cache")
 
 

@@ -14,8 +14,6 @@ from flowrl.plan.many import Chosen
 from flowrl.plan.schema import PredictedMemory
 from flowrl.plan.ways.tasks import TaskWork
 
-__all__ = ["PLAYS", "full_phases", "held_memory", "most_held", "sharing_sets"]
-
 PLAYS = "environment of "
 
 _WEIGHTS = ("parameters", "engine weights")

@@ -57,8 +57,6 @@ from flowrl.plan.write.regions import (
     with_environment,
 )
 
-__all__ = ["Written", "engine_flags_of", "prediction_of", "switches_of", "write_plan", "written"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:

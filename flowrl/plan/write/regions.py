@@ -15,15 +15,6 @@ from flowrl.plan.schema import Operation, Placement, PredictedSpan
 from flowrl.plan.ways.regions import Played
 from flowrl.plan.ways.tasks import Region, TaskWork
 
-__all__ = [
-    "environment_costs",
-    "environment_devices",
-    "environment_spans",
-    "environment_use",
-    "place_environments",
-    "with_environment",
-]
-
 
 def _played(chosen: Chosen) -> Iterator[tuple[TaskWork, Region, Played]]:
     """The environment of each region, as the first of its policies has it."""

@@ -27,15 +27,6 @@ from flowrl.rollout.events import Event
 from flowrl.rollout.journal import Journal, JournalWriter, read_journal
 from flowrl.rollout.scheduler import RolloutScheduler
 
-__all__ = [
-    "JOURNALS",
-    "RolloutJournal",
-    "RolloutJournals",
-    "SampleFiles",
-    "rollout_journals",
-]
-
-
 JOURNALS = "journal"
 """The folder of a run that holds them."""
 

@@ -32,8 +32,6 @@ from flowrl.runtime.executor import executor_of
 from flowrl.runtime.run import config_yaml, execute, is_done
 from flowrl.runtime.setup.user_inputs import RunInputs
 
-__all__ = ["resume_local"]
-
 
 def resume_local(
     config: RunConfig,

@@ -40,16 +40,6 @@ from flowrl.files import sha256_file, write_json_atomic
 from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.specs import Spec
 
-__all__ = [
-    "INPUTS",
-    "FileFingerprint",
-    "InputFiles",
-    "fingerprint_of",
-    "imported_files",
-    "worker_files",
-]
-
-
 INPUTS = "inputs.json"
 
 _OF_A_MODEL = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")

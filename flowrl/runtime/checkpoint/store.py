@@ -35,16 +35,6 @@ from flowrl.errors import CheckpointError
 from flowrl.files import remove_leftovers, sha256_file, sync_folder, sync_tree, write_json_atomic
 from flowrl.wording import counted
 
-__all__ = [
-    "FORMAT",
-    "Checkpoint",
-    "CheckpointInterval",
-    "CheckpointStore",
-    "FileEntries",
-    "Position",
-    "describe_files",
-]
-
 FileEntries: TypeAlias = dict[str, dict[str, object]]
 """Size and SHA-256 of files, by their paths below a folder, with forward slashes."""
 

@@ -29,9 +29,6 @@ from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.payloads import Array, Payload
 from flowrl.specs import FinishReason
 
-__all__ = ["UNUSED", "UnusedSamples", "read_unused", "write_unused"]
-
-
 UNUSED = "unused-samples"
 """The folder of a checkpoint that holds them, one folder a rollout; no role has this name."""
 

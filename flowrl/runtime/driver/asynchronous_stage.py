@@ -38,9 +38,6 @@ from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.spans import DRIVER, SPANS
 
-__all__ = ["AsynchronousStage"]
-
-
 _CLOSE_S = 10.0
 """Seconds that a thread which may hang has to let go of a stage."""
 

@@ -36,24 +36,6 @@ from flowrl.specs.advantage import MaxRL
 from flowrl.specs.loss import OutcomeLoss
 from flowrl.specs.maps import OwnMap, split_key
 
-__all__ = [
-    "DISTRIBUTIONS",
-    "OF_SEQUENCES",
-    "SQUARES",
-    "NodeInputs",
-    "reads_distributions",
-    "reads_squares",
-    "run_advantage",
-    "run_map",
-    "run_mean_of_children",
-    "run_parent",
-    "split_groups",
-    "train_batch",
-    "turns_of",
-    "update_spec",
-]
-
-
 OF_SEQUENCES = ("tokens", "response_mask", "turn", "token_reward", "state")
 """Fields that a set's sequences hold, whichever node passed them on."""
 

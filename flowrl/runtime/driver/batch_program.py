@@ -66,8 +66,6 @@ from flowrl.specs.filters import Turns
 from flowrl.specs.loss import DPO, BradleyTerry
 from flowrl.specs.maps import ROW_PREFIX
 
-__all__ = ["BatchProgram", "StepContext"]
-
 T = TypeVar("T")
 
 

@@ -27,8 +27,6 @@ from flowrl.specs import FinishReason
 from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
-__all__ = ["ChildPrompts", "LongestPrompt"]
-
 _TOKENS = ("prompt", "response", "opponent")
 
 

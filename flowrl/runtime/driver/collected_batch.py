@@ -17,19 +17,6 @@ from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import FinishReason, Grammar, Sampling
 
-__all__ = [
-    "Clock",
-    "CollectedBatch",
-    "EventStamp",
-    "FailureBudget",
-    "RequestMaker",
-    "Scorers",
-    "Seconds",
-    "decode_responses",
-    "merged_terms",
-    "score_request",
-]
-
 
 class EventStamp(TypedDict):
     """Fields that every event has."""

@@ -36,19 +36,6 @@ from flowrl.runtime.driver.payloads import (
 from flowrl.specs import FilterSpec, SelectSpec
 from flowrl.specs.filters import Turns
 
-__all__ = [
-    "GroupJudge",
-    "RunNode",
-    "group_judge",
-    "group_sizes",
-    "kept_groups",
-    "make_subset",
-    "make_turns",
-    "rows_kept",
-    "rows_selected",
-]
-
-
 Kept: TypeAlias = npt.NDArray[np.bool_]
 
 GroupJudge: TypeAlias = Callable[[Sequence[GroupRows]], list[str | None]]

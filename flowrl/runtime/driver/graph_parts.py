@@ -29,16 +29,6 @@ from flowrl.graph.streaming import is_rule_score, streaming_nodes
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import LossSpec
 
-__all__ = [
-    "GraphParts",
-    "RoleUse",
-    "RolloutPart",
-    "is_due",
-    "optimizer_updates",
-    "role_of",
-]
-
-
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 
 

@@ -21,8 +21,6 @@ from flowrl.runtime.driver.batch_nodes import OF_SEQUENCES
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch, sample_set, sequence_batch
 
-__all__ = ["make_pairs", "make_whole"]
-
 
 def make_pairs(parts: GraphParts, node: Node, step: StepBatch) -> SampleSet:
     """Puts the pairs of two sets into the step, the preferred sample of each first."""

@@ -23,8 +23,6 @@ from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import FinishReason
 
-__all__ = ["LateScores"]
-
 _WAIT_S = 0.25
 
 

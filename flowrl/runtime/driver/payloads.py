@@ -36,24 +36,6 @@ from flowrl.runtime.groups import DataRef
 from flowrl.runtime.spans import DRIVER, SPANS
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "Array",
-    "GroupRows",
-    "Payload",
-    "PayloadStore",
-    "SampleSet",
-    "StepBatch",
-    "StepValues",
-    "Term",
-    "behaviour_logprobs",
-    "fill_fields",
-    "receive_rollout",
-    "sample_set",
-    "scores_by",
-    "sequence_batch",
-]
-
-
 _NO_INTS: Ints = np.zeros(0, np.int64)
 _NO_FLOATS: Floats = np.zeros(0, np.float32)
 

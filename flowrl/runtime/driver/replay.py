@@ -24,9 +24,6 @@ from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused,
 from flowrl.runtime.driver.payloads import Payload, SampleSet
 from flowrl.specs import Replay
 
-__all__ = ["REPLAYED", "HeldGroup", "ReplayBuffer", "held_groups"]
-
-
 REPLAYED = "replayed-samples"
 """The folder of a checkpoint that holds them, one folder a replay node; no role has this name."""
 

@@ -62,9 +62,6 @@ from flowrl.runtime.spans import SPANS
 from flowrl.runtime.workers import Waitable
 from flowrl.specs import Grammar, Sampling
 
-__all__ = ["RolloutDriver"]
-
-
 _DECODE_S = 30.0
 """Seconds of a poll of an engine in this process, which stops after a number of steps anyway."""
 

@@ -10,8 +10,6 @@ from flowrl.rollout.state import SchedulerState
 from flowrl.rollout.states import LIVE, Engine
 from flowrl.runtime.local.engine_restarts import EngineFailures
 
-__all__ = ["rollout_status"]
-
 
 def rollout_status(
     name: str, state: SchedulerState, waits: Sequence[str], failures: EngineFailures

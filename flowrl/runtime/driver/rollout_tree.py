@@ -39,18 +39,6 @@ from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.rounds import one_round
 from flowrl.runtime.driver.step_report import GeneratedRollout
 
-__all__ = [
-    "NO_CHILDREN",
-    "NO_COUNTERPART",
-    "NO_PARENT",
-    "OpenRollout",
-    "RolloutTree",
-    "drop_incomplete",
-    "joined_rollouts",
-    "members_of",
-    "rollout_trees",
-]
-
 NO_COUNTERPART = "no_counterpart"
 """Why samples are dropped whose prompt has none in a rollout that theirs is compared with."""
 NO_PARENT = "no_parent"

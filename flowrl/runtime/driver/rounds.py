@@ -23,7 +23,6 @@ from flowrl.runtime.workers import wait_for_any
 if TYPE_CHECKING:
     from flowrl.runtime.driver.rollout_driver import RolloutDriver
 
-__all__ = ["POLL_S", "one_round", "stalled"]
 
 POLL_S = 0.25
 """Seconds to wait for other processes before Ctrl-C is checked again."""

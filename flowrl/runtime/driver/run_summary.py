@@ -21,13 +21,6 @@ from flowrl.specs import RowCondition
 from flowrl.specs.filters import Difficulty, Threshold
 from flowrl.wording import counted, percent
 
-__all__ = [
-    "RunTotals",
-    "StepWarnings",
-    "ended_at",
-]
-
-
 _LIBRARIES = ("flowrl", "torch", "transformers", "numpy", "tokenizers")
 
 

@@ -32,8 +32,6 @@ from flowrl.runtime.driver.collected_batch import (
 from flowrl.runtime.driver.payloads import Payload, PayloadStore
 from flowrl.runtime.scoring.pool import ScoreFailure
 
-__all__ = ["SampleOutcomes", "ScorerResults"]
-
 
 class SampleOutcomes:
     """See the module.

@@ -22,8 +22,6 @@ from flowrl.runtime.driver.rollout_tree import OpenRollout
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.wording import counted, listing
 
-__all__ = ["Scaling"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:

@@ -31,8 +31,6 @@ from flowrl.runtime.local.engine_restarts import Monitored, Restartable
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.workers import Waitable
 
-__all__ = ["SharedWorkers"]
-
 _MARK = ":"
 
 _Named = TypeVar("_Named", GenerateRequest, ScoreRequest)

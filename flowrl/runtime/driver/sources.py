@@ -26,9 +26,6 @@ from flowrl.runtime.driver.texts import row_value
 from flowrl.specs import RowCondition
 from flowrl.wording import percent
 
-__all__ = ["BatchNotFilled", "PromptSupply", "Responses", "RowSamples", "Source", "split_rows"]
-
-
 Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
 """The responses that come with an item, each int64 `[R]`: a solution, or the two of a pair."""
 

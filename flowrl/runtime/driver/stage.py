@@ -45,8 +45,6 @@ from flowrl.runtime.driver.sources import Responses, RowSamples, Source, split_r
 from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet
 
-__all__ = ["Stage", "delivered_groups", "part_of"]
-
 
 class Stage:
     """Steps one by one.

@@ -32,9 +32,6 @@ from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 from flowrl.specs.maps import Parse
 
-__all__ = ["UNNAMED_TOKENS", "GeneratedRollout", "StepReport", "StepResult", "reported_score"]
-
-
 UNNAMED_TOKENS = "unnamed_tokens"
 """The metric that counts sampled tokens that the tokenizer does not name."""
 

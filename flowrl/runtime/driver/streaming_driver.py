@@ -24,8 +24,6 @@ from flowrl.runtime.driver.rollout_driver import RolloutDriver
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
 
-__all__ = ["StreamingDriver"]
-
 
 class StreamingDriver(RolloutDriver):
     """See the module. A `StreamingTree` runs it, in the thread of the rollouts.

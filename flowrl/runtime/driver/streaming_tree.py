@@ -34,8 +34,6 @@ from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.workers import wait_for_any
 from flowrl.wording import counted
 
-__all__ = ["StreamingTree", "checked_ages"]
-
 
 class StreamingTree(RolloutTree):
     """See the module. It is served by a `RolloutThread`, which calls everything here.

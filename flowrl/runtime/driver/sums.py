@@ -15,8 +15,6 @@ from flowrl.runtime.driver.batch_nodes import split_groups
 from flowrl.runtime.driver.payloads import Term
 from flowrl.runtime.groups import DataRef
 
-__all__ = ["aligned", "merged"]
-
 
 def aligned(terms: Sequence[Term]) -> list[list[tuple[DataRef[TrainBatch], UpdateSpec]]]:
     """Returns the batches of each optimizer update, one of every term.

@@ -18,8 +18,6 @@ from flowrl.ids import NodeId
 from flowrl.runtime.driver.payloads import Array, Payload, SampleSet
 from flowrl.specs.maps import ROW_PREFIX
 
-__all__ = ["Texts", "row_value"]
-
 
 class Texts:
     """The texts and rows of a stage's samples.

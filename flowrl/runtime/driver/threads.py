@@ -38,14 +38,6 @@ from typing import Any, Protocol, TypeVar
 
 from flowrl.errors import SchedulerError
 
-__all__ = [
-    "BusyThread",
-    "RolloutThread",
-    "RoundServer",
-    "Watchdog",
-]
-
-
 T = TypeVar("T")
 
 # How long an idle thread or a waiting one sleeps at most before it looks again.

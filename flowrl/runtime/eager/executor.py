@@ -9,8 +9,6 @@ from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.local.executor import LocalExecutor
 from flowrl.runtime.scoring.in_process import open_inline_scoring
 
-__all__ = ["EagerExecutor"]
-
 
 class EagerExecutor(LocalExecutor):
     """Opens everything as the local executor does, but rewards in this process.

@@ -57,9 +57,6 @@ from flowrl.runtime.scoring.in_process import InlineScorer
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import FilterSpec
 
-__all__ = ["EagerRollout", "TwoPhaseDriver", "VisibleResults"]
-
-
 _POLL_S = 0.25
 _ABANDON_S = 10.0
 """Seconds that engines may take to report the ends of aborted samples."""

@@ -26,8 +26,6 @@ from flowrl.observe.rows import Summary
 from flowrl.runtime.eager.stage import EagerStage, EagerStepResult
 from flowrl.runtime.run import Turn, new_run, opened_run
 
-__all__ = ["EagerSession"]
-
 
 class EagerSession:
     """See the module. Workers are open until `close`, or the end of a `with` block.

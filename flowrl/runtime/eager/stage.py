@@ -29,9 +29,6 @@ from flowrl.runtime.driver.step_report import StepReport, StepResult
 from flowrl.runtime.eager.rollout import EagerRollout, TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.step import EagerStep, node_mapping_of
 
-__all__ = ["EagerStage", "EagerStepResult", "EagerTracer"]
-
-
 _HINT = (
     "let no operation hang on what changes between calls (random numbers, the clock, .value); "
     "decide on data with fl.filter, fl.select or fl.map"

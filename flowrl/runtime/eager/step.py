@@ -49,17 +49,6 @@ from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.eager.rollout import EagerRollout, VisibleResults
 
-__all__ = [
-    "EagerStep",
-    "NodeMapping",
-    "arrays_of",
-    "arrays_text",
-    "is_of_samples",
-    "node_mapping_of",
-    "prompts_text",
-    "samples_value",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMapping:

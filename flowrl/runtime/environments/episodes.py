@@ -70,9 +70,6 @@ from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.workers import Waitable, wait_for_any
 from flowrl.specs import FinishReason, Sampling
 
-__all__ = ["EpisodeEngine"]
-
-
 _NO_INTS = np.zeros(0, np.int64)
 _NO_FLOATS = np.zeros(0, np.float32)
 _MAX_ENCODED = 4096

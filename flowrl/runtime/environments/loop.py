@@ -44,9 +44,6 @@ from flowrl.runtime.spans import SPANS
 from flowrl.runtime.user_errors import described, short_path, user_frames
 from flowrl.wording import counted
 
-__all__ = ["Answer", "Call", "EnvironmentLoop", "Replies", "Reply"]
-
-
 _log = logging.getLogger(__name__)
 
 _MAX_TEXT = 300

@@ -33,9 +33,6 @@ from flowrl.runtime.environments.loop import Answer, Call, EnvironmentLoop, Repl
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.user_errors import described, library_folders, user_frames
 
-__all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment", "open_loop_here"]
-
-
 _log = logging.getLogger(__name__)
 
 _MAX_LOST_IN_A_ROW = 3

@@ -29,20 +29,6 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.specs import FinishReason
 
-__all__ = [
-    "CUT_LENGTH",
-    "CUT_OBSERVATION",
-    "NUM_TURNS",
-    "EpisodeFailure",
-    "FinishedEpisode",
-    "InvalidAnswer",
-    "Transcript",
-    "checked_observation",
-    "checked_outcome",
-    "state_number",
-]
-
-
 NUM_TURNS = "turns"
 """The term for the number of turns, which every episode has with its environment's metrics."""
 

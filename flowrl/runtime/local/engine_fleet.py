@@ -27,8 +27,6 @@ from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.local.processes import core_id
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = ["EngineFleet", "RemoteEngine"]
-
 
 class RemoteEngine(RestartableEngine):
     """An engine in another process; whichever it is, it can be waited for.

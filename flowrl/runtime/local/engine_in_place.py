@@ -20,8 +20,6 @@ from flowrl.ids import engine_id
 from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = ["EngineInPlace"]
-
 
 class EngineInPlace(RestartableEngine):
     """It reads the trainer's parameters, where its plug-in can, or else a copy of each version."""

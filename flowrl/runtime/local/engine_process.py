@@ -39,9 +39,6 @@ from flowrl.runtime.local.engine_worker import (
 from flowrl.runtime.local.process_channel import ProcessChannel
 from flowrl.runtime.local.processes import Output
 
-__all__ = ["EngineProcess", "open_engine_worker"]
-
-
 # Seconds that an idle engine may take to end by itself.
 _CLOSE_S = 5.0
 # How long a wait may take before it is asked whether the process is there at all: one that left

@@ -28,16 +28,6 @@ from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = [
-    "MAX_FAILURES",
-    "EngineFailures",
-    "Monitored",
-    "Restartable",
-    "RestartableEngine",
-    "error_text",
-]
-
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -55,23 +55,6 @@ from flowrl.runtime.local.processes import bind_to, die_with, named_plugin
 from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason, Sampling
 
-__all__ = [
-    "EngineServer",
-    "PackedEnds",
-    "PackedProgress",
-    "RequestFields",
-    "described",
-    "main",
-    "pack_ends",
-    "pack_progress",
-    "pack_requests",
-    "run_engine",
-    "unpack_ends",
-    "unpack_progress",
-    "unpack_requests",
-]
-
-
 # How long a poll may decode before the socket is looked at again.
 _POLL_S = 0.02
 # Progress of running requests is reported no more often: there may be thousands of them.

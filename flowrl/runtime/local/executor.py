@@ -25,8 +25,6 @@ from flowrl.runtime.trainers import Trainer
 from flowrl.runtime.worker_logs import WorkerLogs
 from flowrl.runtime.workers import PolicyWorker, require
 
-__all__ = ["LocalExecutor"]
-
 
 class LocalExecutor:
     """Opens everything on this machine; see `flowrl.runtime.executor.Executor`."""

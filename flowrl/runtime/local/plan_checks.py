@@ -21,9 +21,6 @@ from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
 from flowrl.runtime.local.processes import core_id
 from flowrl.wording import counted
 
-__all__ = ["require_local_plan", "require_plan_for_one"]
-
-
 _UNDO = (
     "undo the edit, or put it into the configuration and make the plan again: "
     "flowrl plan CONFIG -o FILE"

@@ -26,8 +26,6 @@ from flowrl.runtime.local.processes import (
 )
 from flowrl.runtime.spans import SPANS
 
-__all__ = ["ProcessChannel", "SocketMailbox"]
-
 # Seconds for a process whose socket is closed to have an exit code.
 _EXIT_S = 1.0
 

@@ -28,25 +28,6 @@ from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 from flowrl.runtime.channels import Message
 
-__all__ = [
-    "FrameReader",
-    "Output",
-    "bind_to",
-    "core_id",
-    "die_with",
-    "ending",
-    "first_messages",
-    "has_ended",
-    "kill",
-    "named_plugin",
-    "pack",
-    "received",
-    "send_some",
-    "standard_error",
-    "start_module",
-]
-
-
 Output = IO[bytes] | IO[str] | int
 """The output of a child: a file, a descriptor, or a constant of `subprocess`."""
 

@@ -37,8 +37,6 @@ from flowrl.runtime.spans import SPANS
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from flowrl.specs.user_functions import COPIES
 
-__all__ = ["VISIBLE_DEVICES", "StoredBuckets", "WorkerActor", "file_bytes"]
-
 VISIBLE_DEVICES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVICES"}
 """The variable that limits a process to some accelerators, by Ray's name of their kind."""
 

@@ -19,8 +19,6 @@ from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.ray.own_node import OwnNode
 from flowrl.runtime.spans import SPANS
 
-__all__ = ["ActorChannel", "Inbox"]
-
 _log = logging.getLogger(__name__)
 
 _NUM_WAKES = 4096

@@ -17,8 +17,6 @@ from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.ray import ENDED
 from flowrl.runtime.scoring.pool import ScoreFailure
 
-__all__ = ["ActorLoop", "ActorScorers"]
-
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0

@@ -59,8 +59,6 @@ from flowrl.runtime.ray.own_node import OwnNode  # noqa: E402
 from flowrl.runtime.ray.places import Places  # noqa: E402
 from flowrl.runtime.worker_logs import WorkerLogs  # noqa: E402
 
-__all__ = ["RayCluster"]
-
 
 class RayCluster:
     """Joined, or started, when it is made; `close` leaves it, or ends it.

@@ -35,8 +35,6 @@ from flowrl.runtime.workers import PolicyWorker, require
 if TYPE_CHECKING:  # Ray is imported by a run, and not by a check that it can begin
     from flowrl.runtime.ray.cluster import RayCluster
 
-__all__ = ["RayExecutor"]
-
 
 class RayExecutor(LocalExecutor):
     """See the module and `flowrl.runtime.executor.Executor`."""

@@ -25,8 +25,6 @@ from flowrl.errors import BackendError
 from flowrl.runtime.ray.cluster import RayCluster
 from flowrl.runtime.ray_access import ADDRESS
 
-__all__ = ["NodeFinding", "check_nodes"]
-
 _PROBE_S = 60.0
 _CLOCK_S = 1.0
 _PAYLOAD = 16 << 20

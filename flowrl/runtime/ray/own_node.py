@@ -14,8 +14,6 @@ import ray
 
 from flowrl.errors import WorkerDied
 
-__all__ = ["OwnNode"]
-
 
 class OwnNode:
     """See the module. Ray must be initialised."""

@@ -30,8 +30,6 @@ from ray.util.scheduling_strategies import (
 from flowrl.errors import BackendError
 from flowrl.wording import counted
 
-__all__ = ["Place", "Places", "Resources", "assigned"]
-
 Resources = Mapping[str, float]
 """Numbers by Ray's names: `CPU`, `GPU`, `NPU`."""
 

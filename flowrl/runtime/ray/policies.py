@@ -22,8 +22,6 @@ from flowrl.runtime.ray import ENDED
 from flowrl.runtime.ray.channel import Inbox
 from flowrl.runtime.ray.clients import OpenActor
 
-__all__ = ["ActorGroup"]
-
 _CLOSE_S = 5.0
 
 

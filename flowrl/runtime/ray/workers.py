@@ -33,8 +33,6 @@ from flowrl.runtime.scoring.pool import ScoringPool
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.workers import require, wait_for_any
 
-__all__ = ["run_environment", "run_policy", "run_scorers"]
-
 _LOOK_S = 0.5
 _CLOSE_S = 5.0
 

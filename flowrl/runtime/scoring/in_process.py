@@ -26,8 +26,6 @@ from flowrl.runtime.scoring.worker import checked_score, classified, package_fol
 from flowrl.runtime.user_errors import library_folders, user_frames
 from flowrl.runtime.workers import require
 
-__all__ = ["InlineScorer", "open_inline_scoring"]
-
 
 class InlineScorer:
     """Scores samples when they are submitted, one after the other; or `prefetch` of that.

@@ -22,8 +22,6 @@ from typing import TypeAlias
 
 from flowrl.backend.protocols import ScoreContext, ScoreRequest
 
-__all__ = ["BATCH", "RequestTuple", "Status", "request_tuple", "term_limits"]
-
 BATCH = -1
 """The ticket that represents several samples which are scored in one call."""
 

@@ -52,9 +52,6 @@ from flowrl.runtime.local.processes import (
 from flowrl.runtime.scoring.messages import BATCH, Status, request_tuple, term_limits
 from flowrl.runtime.spans import SPANS
 
-__all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
-
-
 _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 128

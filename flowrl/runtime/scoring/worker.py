@@ -47,9 +47,6 @@ from flowrl.runtime.scoring.messages import BATCH, RequestTuple, Status, term_li
 from flowrl.runtime.user_errors import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
-__all__ = ["checked_score", "classified", "main", "package_folders", "unloadable"]
-
-
 # Results wait this long for company; a slow reward does not hold back those that ended before it.
 _FLUSH_S = 0.003
 # A reward that swallows the exception of its time limit meets it again after this.

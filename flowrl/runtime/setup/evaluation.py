@@ -41,17 +41,6 @@ from flowrl.runtime.setup.rollouts import RolloutSpec, rollout_spec
 from flowrl.specs import FinishReason
 from flowrl.wording import listing
 
-__all__ = [
-    "HeldOutSet",
-    "evaluated_rollout",
-    "evaluated_spec",
-    "evaluation_row",
-    "held_out_score",
-    "held_out_sets",
-    "rows_of_rollout",
-    "with_pairs",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSet:

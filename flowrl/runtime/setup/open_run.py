@@ -49,8 +49,6 @@ from flowrl.runtime.setup.rollouts import DriverMaker, RolloutSpec
 from flowrl.runtime.setup.stage import StageMaker
 from flowrl.runtime.setup.user_inputs import RunInputs
 
-__all__ = ["OpenRun"]
-
 
 class OpenRun:
     """Opened once a run; see the module.

@@ -42,11 +42,6 @@ from flowrl.runtime.setup.prepared_inputs import RoleModel
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import AdamW
 
-__all__ = [
-    "OpenPolicies",
-    "derive_seed",
-]
-
 
 class OpenPolicies:
     """See the module.

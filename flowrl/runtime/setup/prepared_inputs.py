@@ -31,15 +31,6 @@ from flowrl.ids import RoleName
 from flowrl.runtime.driver.graph_parts import RolloutPart
 from flowrl.wording import counted
 
-__all__ = [
-    "PreparedInputs",
-    "RoleModel",
-    "RowResponses",
-    "prepare_inputs",
-    "require_children_fit",
-    "require_context_length",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleModel:

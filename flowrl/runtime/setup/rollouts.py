@@ -49,17 +49,6 @@ from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.runtime.workers import Residency
 from flowrl.specs import AdvantageSpec, FilterSpec, Grammar, Sampling
 
-__all__ = [
-    "DriverMaker",
-    "RolloutMaker",
-    "RolloutSpec",
-    "open_environment",
-    "rollout_spec",
-    "sampling_of_rollout",
-    "settings_of",
-    "train_key",
-]
-
 
 def sampling_of_rollout(part: RolloutPart) -> Sampling:
     """Returns the sampling of a rollout; for episodes, `max_tokens` limits one turn."""

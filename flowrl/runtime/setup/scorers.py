@@ -13,9 +13,6 @@ from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.driver.graph_parts import RolloutPart, role_of
 from flowrl.runtime.executor import Executor
 
-__all__ = ["OpenScorers"]
-
-
 _VERIFIER = RoleName("verify")
 """The role that scores held-out samples where no workflow has a scoring role."""
 

@@ -39,9 +39,6 @@ from flowrl.runtime.setup.user_inputs import shares_of
 from flowrl.runtime.workers import Residency
 from flowrl.specs import Replay, Sampling
 
-__all__ = ["StageMaker"]
-
-
 State = Mapping[str, object]
 
 

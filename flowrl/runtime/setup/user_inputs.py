@@ -56,8 +56,6 @@ from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.specs import RowCondition
 from flowrl.wording import listing
 
-__all__ = ["PromptShares", "RunInputs", "shares_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptShares:

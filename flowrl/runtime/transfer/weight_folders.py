@@ -18,9 +18,6 @@ from pathlib import Path
 from flowrl.backend.weights import Weights, WeightsKind, weights_of
 from flowrl.ids import EngineId
 
-__all__ = ["WeightFolders"]
-
-
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "flowrl-weights-"
 _REMOVER = """
