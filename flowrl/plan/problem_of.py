@@ -37,7 +37,7 @@ from flowrl.plan.ways.tasks import TaskWork, tasks_of
 
 CHUNKS = (1, 2, 4, 8, 16)
 
-SINGLE_ROLLOUT = "prompts can be offered ahead to a single rollout"
+SINGLE_ROLLOUT = "plans of many devices have a single rollout run ahead of the trainer"
 
 _FINE_NODES = 8
 _SIZES_AN_OCTAVE = 4

@@ -119,6 +119,7 @@ class RolloutModel:
         after: Rollouts that it waits for, beside those that draw on lanes of its engines.
         parent: The rollout whose samples its prompts are made of, each as it ends; it then waits
             for none of that rollout's tree. None where prompts are offered to it.
+        of_kept: They are made of what a filter of that rollout keeps, when its batch is there.
         child_prompt: Their lengths.
     """
 
@@ -131,6 +132,7 @@ class RolloutModel:
     tells_lengths: bool = False
     after: tuple[str, ...] = ()
     parent: str | None = None
+    of_kept: bool = False
     turns: tuple[str, ...] = ()
     child_prompt: ChildPrompt | None = None
 

@@ -124,8 +124,9 @@ class SimRollout:
     num_events: int = 0
     num_offering: int = 0  # groups that the driver is about to offer
     num_unasked: int = 0  # groups of children that no batch was asked for yet
-    expected: dict[int, list[GroupId]] = field(default_factory=dict)  # children, by their batch
+    expected: dict[int, list[GroupId]] = field(default_factory=dict)  # of batches that name theirs
     children: list[tuple[SimRollout, ChildPrompt]] = field(default_factory=list)
+    of_kept: list[tuple[SimRollout, ChildPrompt]] = field(default_factory=list)  # when delivered
     _lost: set[GroupId] = field(default_factory=set)  # whose parents were dropped
     _admitted: set[SampleId] = field(default_factory=set)  # whose children were offered
     _last_end: tuple[float, float] = (0.0, 0.0)  # when samples last ended, and its seconds by then
@@ -190,12 +191,23 @@ class SimRollout:
             )
         )
 
+    def offer_rows(self, batch: int, num_groups: int) -> None:
+        """Offers the groups of a batch that names them."""
+        first = self.num_offered + self.num_offering
+        self.expected[batch] = [group_id(0, first + place) for place in range(num_groups)]
+        self.offer(num_groups)
+
     def _admit_children(self, samples: Sequence[SampleId]) -> None:
         """Has the prompts that are made of samples offered to other rollouts; once."""
         fresh = [sample for sample in samples if sample not in self._admitted]
         self._admitted.update(fresh)
-        for child, prompt in self.children:
-            lives = [(sample, self.live.lives[sample]) for sample in fresh]
+        self._offer_to(self.children, fresh)
+
+    def _offer_to(
+        self, children: Sequence[tuple[SimRollout, ChildPrompt]], samples: Sequence[SampleId]
+    ) -> None:
+        lives = [(sample, self.live.lives[sample]) for sample in samples]
+        for child, prompt in children:
             made = [
                 (GroupId(sample), prompt.tokens(life.draw.prompt_tokens, life.length))
                 for sample, life in lives
@@ -236,8 +248,8 @@ class SimRollout:
         )
         self._emit(event)
 
-    def ask_for_children(self, batch: int) -> None:
-        """Asks for the children of the samples of a batch that its parents have delivered."""
+    def ask_expected(self, batch: int) -> None:
+        """Asks for a batch by its groups: its rows, or children of what its parents delivered."""
         names = self.expected.pop(batch)
         offered = self.scheduler.state.offered
         self.clock.run_until(lambda: all(name in offered for name in names))
@@ -531,12 +543,16 @@ class SimRollout:
         )
 
     def _deliver(self, action: Deliver) -> None:
+        kept = [sample for group in action.groups for sample in group.samples]
+        self._offer_to(self.of_kept, kept)
         batch = self.batches[action.batch] = self.live.deliver(action)
-        for child, _ in self.children:
-            if child.settings.named:
-                ages = {GroupId(sample): age for sample, age in batch.of_samples.items()}
-                child.live.of_parents.update(ages)
-                child.expected[action.batch] = list(ages)
+        ended = [(self.children, batch.of_samples), (self.of_kept, kept)]
+        for children, samples in ended:
+            for child, _ in children:
+                if child.settings.named:
+                    ages = {GroupId(sample): batch.of_samples[sample] for sample in samples}
+                    child.live.of_parents.update(ages)
+                    child.expected[action.batch] = list(ages)
 
     def _drop(self, action: Drop) -> None:
         self.dropped[action.reason] += 1

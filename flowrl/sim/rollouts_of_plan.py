@@ -188,6 +188,7 @@ class RolloutMaker:
         player, *_ = self.stage.graph.generators_of(node)
         plan = self.stage.plan
         pool, num_engines = max(pools, key=lambda pool: pool[1])
+        parents = parents_of(self.stage.graph, node) if at_once else None
         settings = self._settings(node, player, num_engines)
         return RolloutModel(
             name=node.id,
@@ -205,14 +206,10 @@ class RolloutMaker:
             ),
             after=tuple(after),
             turns=tuple(name for name, _ in pools),
-            parent=self._parent(node) if at_once else None,
+            parent=None if parents is None else self.origins[parents.id],
+            of_kept=parents is not None and parents.op is not Op.GENERATE,
             child_prompt=self._child_prompt(node),
         )
-
-    def _parent(self, node: Node) -> str | None:
-        """The rollout whose samples, all of them, a rollout answers; a filter's come later."""
-        parents = parents_of(self.stage.graph, node)
-        return parents.id if parents is not None and parents.op is Op.GENERATE else None
 
     def _child_prompt(self, node: Node) -> ChildPrompt | None:
         graph = self.stage.graph
@@ -248,8 +245,17 @@ class RolloutMaker:
             num_engines=num_engines,
             key=self.stage.context.train_key,
         )
-        is_root = parents_of(self.stage.graph, node) is None
-        return settings if is_root else with_given_groups(settings)
+        takes_more = parents_of(self.stage.graph, node) is None
+        if settings.budget is not None and self._has_rows_of_steps(node):
+            takes_more = False
+        return settings if takes_more else with_given_groups(settings)
+
+    def _has_rows_of_steps(self, node: Node) -> bool:
+        """Whether each step has its own rows, also ahead of the trainer, as runs have it."""
+        graph = self.stage.graph
+        roots = [one for one in rollout_nodes(graph) if parents_of(graph, one) is None]
+        prompts = answered_prompts(graph, node)
+        return len(roots) > 1 or (prompts is not None and graph.node(prompts).op is Op.WHERE)
 
     def _environment(self, node: Node, player: Node) -> EnvironmentModel:
         role, known = node.role or "", self.times.environments

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from flowrl.errors import ConfigError, SchedulerError
+from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, SampleId
 from flowrl.rollout.states import Counts
 from flowrl.sim.batch import Batch, step_row
@@ -38,7 +38,6 @@ from flowrl.sim.scorers import SimScorers
 from flowrl.sim.sharing import Sharing
 from flowrl.sim.trace import Trace
 from flowrl.sim.workload import Workload
-from flowrl.wording import listing
 
 _STALLED = 100_000
 """Calls of the clock without an event for a scheduler after which nothing moves any more."""
@@ -64,7 +63,6 @@ def simulate(
         trace: Records what happens.
 
     Raises:
-        ConfigError: a model that cannot be simulated.
         SchedulerError: nothing moves any more; says who waits for whom.
     """
     with _without_collector():
@@ -94,15 +92,6 @@ class _Simulation:
         seed: int,
         trace: Trace | None,
     ) -> None:
-        roots = [rollout.name for rollout in model.rollouts if rollout.parent is None]
-        if model.ahead and len(roots) != 1:
-            raise ConfigError(
-                "a simulation offers prompts ahead to a single rollout, and to those that answer "
-                "its samples as these end",
-                where=model.name,
-                found=listing(roots),
-                hint="set train.max_staleness=0",
-            )
         self.model = model
         self.clock = Clock()
         self.faults = faults
@@ -122,6 +111,7 @@ class _Simulation:
         self.versions: Counter[str] = Counter()  # publications so far, by role
         self.unlearned = 0  # the last step, where all its groups were filtered
         self.asked: set[int] = set()  # batches that were asked for before their step
+        self.rows_until = 0  # the last step whose rows were offered, where batches name them
         self.workloads = workloads
         self.operations = SimOperations(
             model=model,
@@ -139,8 +129,9 @@ class _Simulation:
         self.by_name = dict(zip((spec.name for spec in model.rollouts), self.rollouts, strict=True))
         for spec in model.rollouts:
             if spec.parent is not None and spec.child_prompt is not None:
-                child = (self.by_name[spec.name], spec.child_prompt)
-                self.by_name[spec.parent].children.append(child)
+                parent = self.by_name[spec.parent]
+                children = parent.of_kept if spec.of_kept else parent.children
+                children.append((self.by_name[spec.name], spec.child_prompt))
         self.before = self._turns()  # by rollout, those that it waits for
         # A rollout that no update reads (a baseline) is consumed, but not learned from; without an
         # update, samples are what the step is for.
@@ -211,7 +202,8 @@ class _Simulation:
         """For each rollout those that come before it: they draw on lanes of its engines.
 
         Children are generated together with the rest of their tree; their batch is asked for when
-        that of their parents is there, which says how many they are.
+        that of their parents is there, which says how many they are. Rollouts whose batches name
+        their rows were offered these together.
         """
         found: dict[str, set[str]] = {}
         roots: dict[str, str] = {}
@@ -221,7 +213,8 @@ class _Simulation:
             lanes = frozenset().union(*(engine.lane.names for engine in engines))
             before = {*spec.after, *(name for name, others in seen if others & lanes)}
             roots[spec.name] = spec.name if spec.parent is None else roots[spec.parent]
-            found[spec.name] = {name for name in before if roots[name] != roots[spec.name]}
+            others = {name for name in before if roots[name] != roots[spec.name]}
+            found[spec.name] = set() if spec.settings.named else others
             if spec.parent is not None:
                 found[spec.name].add(spec.parent)
             seen.append((spec.name, lanes))
@@ -276,8 +269,10 @@ class _Simulation:
 
     def run(self, steps: int) -> SimReport:
         model = self.model
-        if model.ahead and steps and not self._offers_itself(model.rollouts[0]):
-            self.rollouts[0].offer(model.ahead * model.rollouts[0].groups)
+        for rollout, spec in zip(self.rollouts, model.rollouts, strict=True):
+            given = spec.parent is not None or spec.settings.named
+            if model.ahead and steps and not given and not self._offers_itself(spec):
+                rollout.offer(model.ahead * spec.groups)
         rows: list[SimStep] = []
         ages: Counter[int] = Counter()
         for number in range(1, steps + 1):
@@ -300,6 +295,7 @@ class _Simulation:
         if self.model.host.step_s:
             host_s = self.driver.wait(self.trainer, "host", self.model.host.step_s)
         asked_s = clock.now
+        self._offer_rows(number)
         batches = self._collect(number, seconds)
         driven_s = sum(self._driven().values()) - sum(driven.values())
         drawn_s = clock.now - asked_s - driven_s
@@ -362,7 +358,7 @@ class _Simulation:
                     asked.add(spec.name)
                     self._call_driver()
                     if spec.settings.named:
-                        own[spec.name].ask_for_children(number)
+                        own[spec.name].ask_expected(number)
                         continue
                     if spec.parent is not None:
                         self._ask_for_children(own[spec.name], number)
@@ -381,6 +377,18 @@ class _Simulation:
         if self.model.ahead:
             seconds["wait"] = self.clock.now - begin_s
         return found
+
+    def _offer_rows(self, number: int) -> None:
+        """Offers the rows of the steps that are not too far ahead of the weights of this one."""
+        rows = [
+            (rollout, spec.groups)
+            for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True)
+            if spec.settings.named and spec.parent is None
+        ]
+        for step in range(max(number, self.rows_until + 1), number + self.model.ahead + 1):
+            for rollout, groups in rows:
+                rollout.offer_rows(step, groups)
+            self.rows_until = step
 
     def _offer(self, rollout: SimRollout, groups: int) -> None:
         rollout.offer(groups)

@@ -265,10 +265,12 @@ def test_several_rollouts_are_not_offered_ahead() -> None:
     assert plan.prediction.step_s == same_step.prediction.step_s
     assert "asynchronous" not in {plan.kind, *(one.kind for one in plan.alternatives)}
     assert any(
-        note.startswith("prompts can be offered ahead to a single rollout, and here are 2, ")
+        note.startswith(
+            "plans of many devices have a single rollout run ahead of the trainer, and here are 2, "
+        )
         for note in plan.notes
     )
-    with pytest.raises(PlanError, match="prompts can be offered ahead to a single rollout"):
+    with pytest.raises(PlanError, match="plans of many devices have a single rollout run ahead"):
         make_plan(graph, request(kind="asynchronous", max_staleness=1), h100(16))
 
 

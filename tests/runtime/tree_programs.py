@@ -48,8 +48,11 @@ def refinement(
 
 
 @fl.workflow
-def kept_drafts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+def kept_drafts(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, ahead: bool = False
+) -> None:
     """Second answers to what a filter keeps, themselves filtered; of one policy and reward."""
+    loss = fl.loss.policy_clip(0.2) if ahead else REINFORCE
     draft = actor.generate(prompts)
     drafts = verifier.score(draft)
     fl.log("drafts", drafts)
@@ -58,8 +61,8 @@ def kept_drafts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -
     seconds = verifier.score(second)
     second, seconds = fl.filter.zero_variance(second, seconds)
     fl.log("before", fl.parent(drafts, of=second))
-    actor.update(kept, scores, loss=REINFORCE)
-    actor.update(second, seconds, loss=REINFORCE)
+    actor.update(kept, scores, loss=loss)
+    actor.update(second, seconds, loss=loss)
 
 
 @fl.workflow

@@ -26,6 +26,8 @@ from tests.runtime.tree_programs import kept_drafts, refinement, tree_of
 def stage_of(program: str, tmp_path: Path, **train: object) -> CompiledStage:
     config = tree_of(program, tmp_path)
     config["train"] |= train
+    if train.get("max_staleness") and program != "chain_of_one":
+        config["args"] = {"ahead": True}
     return fl.compile(None, config).stages[-1]
 
 
@@ -74,9 +76,34 @@ def test_what_a_filter_keeps_is_answered_when_its_batch_is_there_and_never_refil
     drafts, seconds = model.rollouts
     assert drafts.settings.refill
     assert not seconds.settings.refill
-    assert seconds.parent is None
-    assert seconds.groups == drafts.groups * drafts.settings.group_size
+    assert (seconds.parent, seconds.of_kept) == (drafts.name, True)
     assert simulated(stage, model, times).samples["consumed"] == 2 * (16 + 64)
+
+
+def test_children_of_what_a_filter_keeps_run_ahead_with_its_batches(tmp_path: Path):
+    stage = stage_of("kept_drafts", tmp_path, max_staleness=1)
+    times = assumed_times(stage)
+    model = model_of_stage(stage, times)
+    assert model.ahead == 1
+    assert all(rollout.settings.budget or rollout.settings.named for rollout in model.rollouts)
+    report = simulated(stage, model, times, steps=4)
+    assert report.samples["consumed"] == 4 * (16 + 64)
+    assert max(report.ages) == 1
+
+
+def test_parts_of_the_data_and_several_rollouts_run_ahead_by_steps(tmp_path: Path):
+    stage = stage_of("parts_of_the_data", tmp_path, max_staleness=1)
+    times = assumed_times(stage)
+    model = model_of_stage(stage, times)
+    *_, others, second = model.rollouts
+    assert model.ahead == 1
+    assert all(rollout.settings.named for rollout in model.rollouts)
+    assert second.parent == others.name
+    report = simulated(stage, model, times, steps=4)
+    a_step = 16 + 4 + 2 * 16
+    assert report.samples["consumed"] == 4 * a_step
+    assert [sum(step.ages.values()) for step in report.steps] == [32] * 4
+    assert [max(step.ages) for step in report.steps] == [0, 1, 1, 1]
 
 
 def test_prompts_that_are_made_of_samples_have_the_tokens_of_these_and_the_template():

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from flowrl.errors import ConfigError, SchedulerError
+from flowrl.errors import SchedulerError
 from flowrl.rollout.policies.engines import (
     AbortRunning,
     FinishRunning,
@@ -254,8 +254,8 @@ def test_an_operation_of_every_third_step_is_done_in_those():
 def test_the_collector_of_cycles_is_as_it_was_behind_a_simulation():
     assert gc.isenabled()
     run(small_model())
-    with pytest.raises(ConfigError):
-        run(replace(small_model(), ahead=1, rollouts=()))
+    with pytest.raises(KeyError):
+        run(replace(small_model(), rollouts=()))
     assert gc.isenabled()
 
 
@@ -506,13 +506,6 @@ def test_a_trace_keeps_no_more_events_than_it_may(tmp_path):
     assert trace.num_left_out > 0
     trace.write(tmp_path / "trace.json")
     assert len(json.loads((tmp_path / "trace.json").read_text())) < 40
-
-
-def test_several_rollouts_cannot_be_offered_ahead():
-    model = small_model(staleness=1)
-    twice = replace(model, rollouts=model.rollouts * 2)
-    with pytest.raises(ConfigError, match="single rollout"):
-        run(twice)
 
 
 def test_the_prefill_of_constant_steps_can_be_free():
