@@ -70,8 +70,9 @@ class Pair:
         return second if first.usable else first
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
-        """Opens the engine, with weights of its own."""
-        return self._generates.open_generate(context, None)
+        """Opens the engine, with weights and options of its own."""
+        own = replace(context, options=context.engine_options, engine_options={})
+        return self._generates.open_generate(own, None)
 
     def open_train(self, context: PolicyContext) -> TrainBackend:
         """Opens the trainer."""

@@ -19,10 +19,13 @@ __all__ = [
     "Head",
     "Plugin",
     "Service",
+    "options_of",
 ]
 
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from flowrl.backend.environment import Environment, EnvironmentContext
     from flowrl.backend.protocols import (
         GenerateBackend,
@@ -119,12 +122,22 @@ PROTOCOL = 1
 plug-ins go on."""
 
 
+def options_of(plugin: Plugin) -> type[BaseModel] | None:
+    """Returns the model of a plug-in's options; None where it has none."""
+    options: type[BaseModel] | None = getattr(plugin, "options", None)
+    return options
+
+
 @runtime_checkable
 class Plugin(Protocol):
     """The object that an entry point of `flowrl.backends` names.
 
-    Its module imports nothing heavy: the `open_*` methods import the library and open workers. The
-    attribute `protocol` is optional; see `PROTOCOL`.
+    Its module imports nothing heavy: the `open_*` methods import the library and open workers.
+
+    Two attributes are optional: `protocol` (see `PROTOCOL`), and `options`, a pydantic model with
+    `extra="forbid"` against which `roles.<name>.options` is checked before anything is opened, or
+    `roles.<name>.engine_options` for an engine beside the trainer of another plug-in. Contexts
+    bring the values as they were written, for the plug-in to validate into its model.
     """
 
     @property

@@ -69,6 +69,14 @@ class PolicyContext:
         head: What the model ends in. A `value` head gives one number a position (critics, reward
             models); where the folder has none, as that of a causal language model, the body is
             taken from it and the head is made fresh from `seed`.
+        options: The values of `roles.<role>.options`, which the plug-in's `options` accepts; those
+            of `engine_options` for an engine beside the trainer of another plug-in.
+        engine_options: Those of that engine, which it gets as its `options`.
+        devices: The addresses in the plan of all devices of the worker; empty outside of runs.
+        layout: The size of each parallel dimension that divides the model over them (`tp`, `pp`,
+            `dp`, `cp`, `ep`); those that are left out are 1.
+        kv_tokens: Tokens that the KV cache of an engine is to hold; 0 where only `num_slots` and
+            `max_length` limit it.
     """
 
     role: RoleName
@@ -83,6 +91,11 @@ class PolicyContext:
     stop_token_ids: tuple[int, ...]
     num_threads: int = 1
     head: Head = "lm"
+    options: Mapping[str, object] = field(default_factory=dict)
+    engine_options: Mapping[str, object] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    layout: Mapping[str, int] = field(default_factory=dict)
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from flowrl.backend.pair import Pair
-from flowrl.backend.plugin import PROTOCOL, Capabilities, Plugin
+from flowrl.backend.plugin import PROTOCOL, Capabilities, Plugin, options_of
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError
 
@@ -120,4 +122,11 @@ def _problem(entry: Entry, candidate: object) -> str | None:
     capabilities: object = candidate.capabilities
     if not isinstance(capabilities, Capabilities):
         return f"its capabilities are a {type(capabilities).__name__}"
+    options: object = options_of(candidate)
+    if options is None:
+        return None
+    if not (isinstance(options, type) and issubclass(options, BaseModel)):
+        return f"its options are {options!r}, not a pydantic model"
+    if options.model_config.get("extra") != "forbid":
+        return f"its options ({options.__name__}) accept unknown keys: set extra='forbid'"
     return None

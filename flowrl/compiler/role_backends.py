@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.backend.plugin import Plugin
+from pydantic import BaseModel
+
+from flowrl.backend.plugin import Plugin, options_of
 from flowrl.backend.registry import find
 from flowrl.config.load import LoadedConfig
 from flowrl.config.roles import (
@@ -100,9 +102,26 @@ class RoleBackends:
         Raises:
             BackendError: no such backend, or a broken one.
         """
-        backend = self.roles[role].plugin
+        key = "engine" if self.roles[role].engine else "backend"
+        return self._find(self.roles[role].plugin, f"roles.{role}.{key}")
+
+    def option_models(self, role: str) -> dict[str, tuple[str, type[BaseModel] | None]]:
+        """Returns whose options each key of a role holds: the name of the plug-in, and its model.
+
+        Raises:
+            BackendError: no such backend, or a broken one.
+        """
+        config = self.roles[role]
+        owners = {"options": ("backend", config.backend)}
+        if config.own_engine is not None:
+            owners["engine_options"] = ("engine", config.own_engine)
+        return {
+            key: (name, options_of(self._find(name, f"roles.{role}.{named_by}")))
+            for key, (named_by, name) in owners.items()
+        }
+
+    def _find(self, backend: str, key: str) -> Plugin:
         if backend not in self._plugins:
-            key = f"roles.{role}.{'engine' if self.roles[role].engine else 'backend'}"
             self._plugins[backend] = find(backend, where=self.loaded.where(key))
         return self._plugins[backend]
 

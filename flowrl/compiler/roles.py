@@ -11,6 +11,7 @@ from flowrl.backend.plugin import Capabilities, Head, Service
 from flowrl.backend.registry import available
 from flowrl.compiler.lowering import LoweredStage
 from flowrl.compiler.role_backends import RoleBackends
+from flowrl.config.problems import validated
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
@@ -54,6 +55,7 @@ def check_roles(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> 
     for stage in stages:
         for name, kind in stage.kinds.items():
             _check_backend(role_backends, stage, name, kind)
+            _check_options(role_backends, name, kind)
             _check_copy(role_backends, stage, name, kinds)
         for problem in (
             *_abilities(role_backends, stage),
@@ -173,6 +175,23 @@ def _check_backend(
             + _backends(lambda c: Service.TRAIN in c.services and head in c.heads),
             hint=f"set roles.{name}.backend to one of these",
         )
+
+
+def _check_options(role_backends: RoleBackends, name: str, kind: RoleKind) -> None:
+    """Checks the options of a role against what its plug-ins declare."""
+    loaded, config = role_backends.loaded, role_backends.roles[name]
+    for key, (backend, model) in role_backends.option_models(name).items():
+        values: Mapping[str, object] = getattr(config, key)
+        if model is not None:
+            validated(model, values, loaded.places, at=f"roles.{name}.{key}")
+        # Those of an environment are arguments of the user's class, or the plug-in's own matter.
+        elif values and kind is not Environment:
+            raise ConfigError(
+                f"backend {backend!r} has no options",
+                where=loaded.where(f"roles.{name}.{key}"),
+                found=listing(values),
+                hint=f"leave roles.{name}.{key} out",
+            )
 
 
 def _other_kind(name: str, kind: RoleKind, capabilities: Capabilities) -> str:

@@ -59,13 +59,16 @@ _BOUNDS = {
 }
 
 
-def validated(model: type[ModelT], values: object, where: Callable[[str], str]) -> ModelT:
+def validated(
+    model: type[ModelT], values: object, where: Callable[[str], str], *, at: str = ""
+) -> ModelT:
     """Returns plain values as a model.
 
     Args:
         model: The model.
         values: The plain values.
         where: Returns the place where a dotted key is written.
+        at: The dotted key of the values; by default they are the whole file.
 
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
@@ -73,11 +76,15 @@ def validated(model: type[ModelT], values: object, where: Callable[[str], str]) 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _validation_error(error, values, model, where) from None
+        raise _validation_error(error, values, model, where, at) from None
 
 
 def _validation_error(
-    error: ValidationError, values: object, root: type[BaseModel], where: Callable[[str], str]
+    error: ValidationError,
+    values: object,
+    root: type[BaseModel],
+    where: Callable[[str], str],
+    at: str,
 ) -> ConfigError:
     by_path: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
@@ -88,7 +95,7 @@ def _validation_error(
     # A misspelt key shows twice, as unknown and as missing; the misspelling is the one to correct.
     ordered = sorted(by_path.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     return combine(
-        [_Problem(path, details, values, root, where).message() for path, details in ordered]
+        [_Problem(path, details, values, root, where, at).message() for path, details in ordered]
     )
 
 
@@ -153,6 +160,7 @@ class _Problem:
         values: The plain values that were validated.
         root: The model that they were validated against.
         place: Returns the place where a dotted key is written.
+        at: The dotted key of the values; empty for a whole file.
     """
 
     def __init__(
@@ -162,11 +170,14 @@ class _Problem:
         values: object,
         root: type[BaseModel],
         place: Callable[[str], str],
+        at: str,
     ) -> None:
         self.path, self.details, self.place = path, details, place
         self.values, self.root = values, root
-        self.key, self.section = ".".join(path), ".".join(path[:-1])
-        self.name = path[-1] if path else "the config"
+        self.prefix = f"{at}." if at else ""
+        self.key = ".".join((at, *path)) if at else ".".join(path)
+        self.section = self.key.rpartition(".")[0]
+        self.name = path[-1] if path else at or "the config"
         self.inside = f" in {self.section}" if self.section else ""
         self.where = place(self.key)
         self.value: object = details[0]["input"]
@@ -222,7 +233,7 @@ class _Problem:
         )
 
     def _missing(self) -> ConfigError:
-        if self.root is RunConfig:
+        if self.root is RunConfig or self.prefix:
             hint = f"set {self.key}, in the file or as {self.key}=... on the command line"
         else:
             hint = f"add {self.name} to {f'{self.section} in ' if self.section else ''}that file"
@@ -295,7 +306,7 @@ class _Problem:
         model = fitting_model(annotation, kind_of(value))
         allowed = sorted(model.model_fields) if model is not None else []
         # A right key in the wrong section beats a key that is merely similar.
-        homes = homes_of(self.name, self.root)
+        homes = homes_of(self.name, self.root, self.prefix)
         hint = (
             self._synonym_hint(value, allowed)
             or (f"did you mean {' or '.join(homes[:3])}?" if homes else None)

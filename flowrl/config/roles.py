@@ -7,7 +7,9 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from flowrl.config.rewards import Terms
-from flowrl.config.section import Args, Float, Int, Section
+from flowrl.config.section import Float, Int, Options, Refusal, Section
+from flowrl.errors import ConfigError
+from flowrl.wording import listing
 
 
 class OptimizerConfig(Section):
@@ -137,7 +139,9 @@ class RoleConfig(Section):
             to the planner, which keeps all on a single device.
         terms: The reward terms that this role scores with; by default `rewards.terms`.
         environment: `FILE.py:NAME` that makes the environment of an environment role.
-        options: Keyword arguments of the environment.
+        options: Options of the plug-in `backend`, which declares them; of an environment, its
+            keyword arguments.
+        engine_options: Options of the plug-in `engine`.
         timeout_s: Seconds that one call of the environment may take.
     """
 
@@ -153,20 +157,35 @@ class RoleConfig(Section):
     recompute: Literal["auto", "none", "full"] = "auto"
     terms: Annotated[Terms, Field(min_length=1)] | None = None
     environment: str | None = None
-    options: Args = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
+    engine_options: Options = Field(default_factory=dict)
     timeout_s: Float = Field(default=60.0, gt=0)
+
+    @property
+    def own_engine(self) -> str | None:
+        """The name of the plug-in that generates where it is not the one that trains."""
+        return None if self.engine == self.backend else self.engine
 
     @property
     def plugin(self) -> str:
         """The name of the plug-in that trains and generates: `backend`, or `backend+engine`."""
-        return (
-            self.backend if self.engine in (None, self.backend) else f"{self.backend}+{self.engine}"
-        )
+        return self.backend if self.own_engine is None else f"{self.backend}+{self.engine}"
+
+    @model_validator(mode="after")
+    def _one_plug_in_has_one_set_of_options(self) -> RoleConfig:
+        if self.engine_options and self.own_engine is None:
+            raise Refusal(
+                ConfigError(
+                    f"{self.backend} trains and generates, and has one set of options",
+                    where="engine_options",
+                    found=f"engine_options with {listing(self.engine_options)}",
+                    hint="write them under options, or name another plug-in as engine",
+                )
+            )
+        return self
 
     @model_validator(mode="after")
     def _environments_have_no_model(self) -> RoleConfig:
-        if self.environment is None and self.options:
-            raise ValueError("options are of an environment, and this role has none")
         for key in ("engine", "model", "copy_of", "tokenizer", "optimizer"):
             if self.environment is not None and getattr(self, key) is not None:
                 raise ValueError(f"a role with an environment has no {key}")

@@ -25,6 +25,8 @@ def _no_truth_value(value: object) -> object:
 Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
 Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
 Args: TypeAlias = dict[str, str | int | float | bool | None]
+Options: TypeAlias = dict[str, object | None]
+"""Values for a plug-in to check; None is a value."""
 Bind: TypeAlias = dict[str, str | tuple[str, ...]]
 
 

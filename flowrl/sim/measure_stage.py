@@ -251,6 +251,8 @@ class _Stage:
             stop_token_ids=(),  # responses end where the measurement says
             num_threads=self.config.runtime.num_threads,
             head=self._head(role),
+            options=self.config.roles[role].options,
+            engine_options=self.config.roles[role].engine_options,
         )
 
     def _measure_engine(self, engine: GenerateBackend, node: Node, *, shared: bool) -> None:

@@ -75,6 +75,17 @@ def test_a_third_party_plugin_is_found_by_its_name(install: Install) -> None:
     assert plugin.name == "good"
 
 
+def test_options_of_a_plugin_that_no_file_can_be_checked_against_are_refused(
+    install: Install,
+) -> None:
+    no_model = GOOD.replace("def check", "options = dict\n\n    def check", 1)
+    install("acme-engine", "good", no_model)
+    assert "its options are <class 'dict'>, not a pydantic model" in error_of("good")
+    lax = GOOD.replace("def check", "options = BaseModel\n\n    def check", 1)
+    install("lax-engine", "lax", "from pydantic import BaseModel\n" + lax.replace("good", "lax"))
+    assert "its options (BaseModel) accept unknown keys: set extra='forbid'" in error_of("lax")
+
+
 def test_a_plugin_that_is_installed_while_flowrl_runs_is_found(
     install: Install, tmp_path: Path
 ) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pydantic import BaseModel, Field
 
 import flowrl as fl
 import flowrl_backends.environment
 import flowrl_backends.torch
 from flowrl.compiler.role_backends import _words
-from flowrl.errors import FlowError
+from flowrl.errors import ConfigError, FlowError
 from tests.compiler import programs
 from tests.compiler.programs import config, model
 
@@ -92,6 +94,48 @@ def test_a_critic_needs_a_backend_with_value_heads(monkeypatch):
     assert line_of("def ppo(") in error.where
     assert error.found == "heads lm"
     assert error.expected == "a backend with the head value: none is installed"
+
+
+# Options of plug-ins.
+
+
+class Options(BaseModel, frozen=True, extra="forbid"):
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    extra_args: tuple[str, ...] = ()
+
+
+def test_options_of_a_plug_in_are_checked_with_the_line_of_the_config(tmp_path, monkeypatch):
+    monkeypatch.setattr(type(flowrl_backends.torch.plugin), "options", Options, raising=False)
+    options = {"start_timeout_s": 0, "extra_arg": []}
+    file = tmp_path / "run.yaml"
+    settings = with_roles(actor=model() | {"options": options})
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(ConfigError) as caught:
+        fl.compile(programs.grpo, file)
+    lines = file.read_text().splitlines()
+    unknown, wrong = (
+        f"{file}:{1 + next(i for i, line in enumerate(lines) if key in line)} "
+        f"(roles.actor.options.{key}"
+        for key in ("extra_arg", "start_timeout_s")
+    )
+    error = caught.value
+    assert error.what == "unknown key 'extra_arg' in roles.actor.options"
+    assert error.where.startswith(unknown)
+    assert error.hint == "did you mean 'extra_args'?"
+    (other,) = error.others
+    assert other.what == "start_timeout_s must be more than 0.0"
+    assert other.where.startswith(wrong)
+    assert other.hint == "set roles.actor.options.start_timeout_s to more than 0.0"
+    with pytest.raises(ConfigError, match="start_timeout_s must be a number") as caught:
+        fl.compile(programs.grpo, config(), overrides=["roles.actor.options.start_timeout_s=soon"])
+    assert caught.value.where == "command line (roles.actor.options.start_timeout_s=soon)"
+    fl.compile(programs.grpo, with_roles(actor=model() | {"options": {"extra_args": ["-v"]}}))
+
+
+def test_options_of_a_plug_in_that_has_none_are_refused():
+    error = refused(programs.grpo, with_roles(judge={"backend": "verify", "options": {"a": 1}}))
+    assert error.what == "backend 'verify' has no options"
+    assert "roles.judge.options" in error.where
 
 
 def test_a_role_that_the_config_does_not_name_is_told_at_its_line():

@@ -441,12 +441,18 @@ def test_an_environment_names_a_function_of_a_file_that_exists() -> None:
     check(game.format("'game.py:make'"))
 
 
-def test_an_environment_has_no_model_and_only_it_has_options() -> None:
+def test_an_environment_has_no_model() -> None:
     Path("game.py").write_text("def make(low, name): ...\n")
     text = message("roles.game={environment: 'game.py:make', copy_of: actor}")
     assert "a role with an environment has no copy_of" in text
-    text = message("roles.actor.options={low: 0}")
-    assert "options are of an environment, and this role has none" in text
+
+
+def test_one_plug_in_for_trainer_and_engine_has_one_set_of_options() -> None:
+    for engine in ("null", "torch"):
+        text = message(f"roles.actor.engine={engine}", "roles.actor.engine_options={port: 1}")
+        assert "torch trains and generates, and has one set of options" in text
+        assert "roles.actor.engine_options" in text
+    check("roles.actor.engine=mine", "roles.actor.engine_options={port: 1}")
 
 
 def test_an_environment_that_uses_its_time_is_no_stall() -> None:

@@ -13,12 +13,28 @@ from tests.runtime.tiny_runs import WatchedDisplay, outcome, tiny_config
 OTHER = """
 from dataclasses import replace
 
+from pathlib import Path
+
+from pydantic import BaseModel
+
 from flowrl_backends.torch.plugin import TorchPlugin
+
+
+class Options(BaseModel, frozen=True, extra="forbid"):
+    opened: str = ""
 
 
 class Other(TorchPlugin):
     name = "other"
     capabilities = replace(TorchPlugin.capabilities, services=frozenset({"generate"}))
+    options = Options
+
+    def open_generate(self, context, shared):
+        options = Options(**context.options)
+        if options.opened:
+            found = f"{context.options} {context.devices} {context.layout['tp']}"
+            Path(options.opened).write_text(found)
+        return super().open_generate(context, shared)
 
 
 plugin = Other()
@@ -49,6 +65,14 @@ def test_a_run_with_another_engine_learns_what_it_learns_with_its_own(tmp_path: 
     assert own.weights
     assert pair.weights == own.weights
     assert pair.samples == own.samples
+
+
+def test_an_engine_gets_its_own_options_and_what_the_plan_gives_it(tmp_path: Path):
+    opened = tmp_path / "opened.txt"
+    options = [f"roles.actor.engine_options.opened={opened}", "roles.actor.engine=other"]
+    short = [*options, "train.steps=1", "stages=[grpo]"]
+    fl.run(None, tiny_config(tmp_path / "run"), overrides=short, display=WatchedDisplay())
+    assert opened.read_text() == f"{{'opened': '{opened}'}} ('cpu:0',) 1"
 
 
 def test_an_engine_that_does_not_generate_is_refused_with_its_key(tmp_path: Path):

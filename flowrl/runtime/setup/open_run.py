@@ -92,6 +92,7 @@ class OpenRun:
             self._use,
             inputs.executor,
             self._placements(),
+            self._kv_tokens(),
             folder.path,
             max_length=self._max_length,
             beat=lambda: self.beat(),
@@ -174,6 +175,15 @@ class OpenRun:
             RoleName(placement.role): placement
             for stage in self._stages
             for placement in stage.plan.placements
+        }
+
+    def _kv_tokens(self) -> dict[RoleName, int]:
+        """Returns the KV tokens of each role's engines, of the plans that say so."""
+        return {
+            RoleName(operation.role): operation.kv_tokens
+            for stage in self._stages
+            for operation in stage.plan.operations
+            if operation.role is not None and operation.kv_tokens
         }
 
     @property

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class OpenPolicies:
     Args:
         executor: Opens the workers.
         placements: Placements of every role with a model.
+        kv_tokens: Tokens that the KV cache of a role's engine holds, where the plans say so.
         folder: Folder of the run.
         beat: Called whenever a worker was opened.
         published: Called with an engine and the version that it serves from now on.
@@ -64,6 +65,7 @@ class OpenPolicies:
         use: RoleUse,
         executor: Executor,
         placements: Mapping[RoleName, Placement],
+        kv_tokens: Mapping[RoleName, int],
         folder: Path,
         *,
         max_length: int,
@@ -74,6 +76,7 @@ class OpenPolicies:
         self.use = use
         self._executor = executor
         self._placements = placements
+        self._kv_tokens = kv_tokens
         self._folder = folder
         self._max_length = max_length
         self._beat = beat
@@ -122,7 +125,7 @@ class OpenPolicies:
         owner = self.use.owner(role)
         if placement.dtype == "none":
             placement = replace(placement, dtype=self._placements[owner].dtype)
-        device = placement.devices[0]
+        device, config = placement.devices[0], self._config.roles[role]
         context = PolicyContext(
             role=role,
             model=folder,
@@ -130,12 +133,17 @@ class OpenPolicies:
             device="cpu" if device.startswith("cpu") else device,
             dtype=placement.dtype,
             seed=derive_seed(self._config.seed, "weights", role),
-            num_slots=placement.num_slots or self._config.roles[role].num_slots,
+            num_slots=placement.num_slots or config.num_slots,
             max_length=self._max_length,
             trainable=self.use.is_trained(role),
             stop_token_ids=tuple(self.tokenizer(role).stop_ids),
             num_threads=self._config.runtime.num_threads,
             head=self.use.head(role),
+            options=config.options,
+            engine_options=config.engine_options,
+            devices=placement.devices,
+            layout=asdict(placement.layout),
+            kv_tokens=self._kv_tokens.get(role, 0),
         )
         return self._executor.open_policy(placement, context, generates=self.use.generates(role))
 
