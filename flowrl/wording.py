@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -57,6 +57,13 @@ def listing(choices: Iterable[str]) -> str:
         return "nothing"
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table with left-aligned columns, without trailing blanks."""
+    lines = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def nearest(name: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:

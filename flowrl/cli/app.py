@@ -457,13 +457,24 @@ def why(
 
 @app.command()
 @_without_collections()
-def status(run: RunPath, json: Json = False, debug: Debug = False) -> None:
-    """Show what a run does now, who waits for whom, or how it ended."""
+def status(
+    run: Annotated[
+        Path, typer.Argument(metavar="[RUN]", help="A run folder, or a folder of runs.")
+    ] = Path("runs"),
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run does now, who waits for whom, or how it ended; of a folder, all its runs."""
     from flowrl.files import encode_json
-    from flowrl.observe.run_status import report_of
+    from flowrl.observe.run_folder import runs_in
+    from flowrl.observe.run_status import list_reports, report_of
 
-    report = report_of(run)
-    print(encode_json(report.to_json()) if json else report, end="" if json else "\n")
+    if reports := [report_of(each) for each in runs_in(run)]:
+        several = encode_json([report.to_json() for report in reports])
+        print(several if json else list_reports(reports), end="" if json else "\n")
+    else:
+        report = report_of(run)
+        print(encode_json(report.to_json()) if json else report, end="" if json else "\n")
 
 
 @app.command()

@@ -26,7 +26,7 @@ from flowrl.cluster.command import Runner, run_command
 from flowrl.cluster.discover import discover
 from flowrl.cluster.pool import ResourcePool
 from flowrl.files import encode_json
-from flowrl.wording import counted
+from flowrl.wording import counted, table
 
 GIB = 1 << 30
 
@@ -439,13 +439,6 @@ def _check(plugin: Plugin, distribution: str) -> BackendStatus:
             problem=f"its check() raises {type(error).__name__}: {error}",
             hint=f"repair or uninstall {distribution}",
         )
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table with left-aligned columns, without trailing blanks."""
-    lines = [list(head), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def render_backends(rows: Sequence[BackendRow]) -> str:

@@ -389,7 +389,7 @@ def _short(path: Path) -> str:
 def _nearest_run(path: Path) -> str:
     """Returns a hint for a folder that is no run: a run inside it, or next to it."""
     for folder, name in ((path, ""), (path.parent, path.name), (Path("runs"), path.name)):
-        runs = _runs_in(folder)
+        runs = runs_in(folder)
         match = nearest(name, [run.name for run in runs])
         if match is not None:
             return f"did you mean {folder / match}?"
@@ -398,7 +398,8 @@ def _nearest_run(path: Path) -> str:
     return "make a run first: `flowrl run CONFIG` says where its folder is"
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the folders of the runs in a folder, by their names."""
     try:
         return sorted(one for one in folder.iterdir() if (one / _CONFIG).is_file())
     except OSError:

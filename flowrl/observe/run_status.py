@@ -1,7 +1,8 @@
 """What a run is doing now: status.json of its folder, and the text that people read of it.
 
 The process of the run writes the file about once a second, whatever it waits for; `flowrl status`
-reads it, together with the lock that a living process holds. No server is needed.
+reads it, together with the lock that a living process holds. No server is needed. Rows of steps are
+written at once, so they may be newer than the file: they say which steps are done.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic
 from flowrl.observe.rows import StepMetrics
 from flowrl.observe.run_folder import RunFolder
-from flowrl.observe.run_text import format_seconds, one_line, token_rates
-from flowrl.wording import counted
+from flowrl.observe.run_text import format_seconds, go_on_text, one_line, token_rates, visible
+from flowrl.wording import counted, table
 
 _FILE = "status.json"
 _WIDTH = 100
@@ -64,11 +65,28 @@ class RolloutStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """What a worker did last: the driver, a trainer, an engine, a scorer.
+
+    Attributes:
+        node: Name of the machine that it is on.
+        did: The operation, or what it waited for.
+        ended_s: When that ended, in seconds since 1970.
+    """
+
+    name: str
+    node: str
+    did: str
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """A look at a run.
 
     Attributes:
         pid: Its process.
+        executor: What runs it, and where.
         state: `running`, `ended`, `stopped` (asked to) or `failed`.
         error: Why it failed; empty otherwise.
         step: Number of the step that is being made, from 1; 0 before the first.
@@ -80,6 +98,7 @@ class RunStatus:
     """
 
     pid: int
+    executor: str = ""
     state: str = "running"
     error: str = ""
     stage: str = ""
@@ -90,6 +109,7 @@ class RunStatus:
     moved_s: float = 0.0
     stall_timeout_s: float = 0.0
     rollouts: Sequence[RolloutStatus] = ()
+    workers: Sequence[WorkerStatus] = ()
 
 
 _READER = TypeAdapter(RunStatus)
@@ -132,22 +152,40 @@ class RunReport:
     def __str__(self) -> str:
         lines = _wrapped("run", f"{self.folder}: {self.verdict}")
         status = self.status
-        if status is not None and status.stage:
-            did = "" if self.is_alive else " when it was last seen"
-            lines.append(
-                f"stage {status.stage}, step {status.step} of {status.steps}: {status.doing}{did}"
-            )
-        elif status is not None and self.is_alive:
-            lines.append(status.doing)
         if status is not None and self.is_alive:
+            lines += _wrapped("executor", status.executor) if status.executor else []
+            doing = "made" if self._is_older else status.doing
+            lines.append(f"{self.progress}: {doing}" if status.stage else doing)
             for rollout in status.rollouts:
                 lines += _rollout_lines(rollout)
+            lines += _worker_lines(status)
+        elif self.progress:
+            lines.append(f"{self.progress} made")
         if (last := self.last) is not None:
             lines += _wrapped("last step", "  ".join(_step_parts(last)))
         lines.append(f"newest checkpoint: {self.checkpoint or 'none'}")
         if self.state in ("killed", "failed", "stopped"):
-            lines.append(f"go on with: flowrl run --resume {self.folder}")
+            lines.append(go_on_text(self.folder, failed=self.state == "failed"))
         return "\n".join(lines)
+
+    @property
+    def progress(self) -> str:
+        """The step that is being made, or of a run that does nothing any more the last one made."""
+        status, last = self.status, self.last
+        if status is not None and status.stage and self.is_alive and not self._is_older:
+            return f"stage {status.stage}, step {status.step} of {status.steps}"
+        if last is None:
+            return ""
+        whole = f" of {status.steps}" if status is not None and status.stage == last.stage else ""
+        return f"stage {last.stage}, step {last.step}{whole}"
+
+    @property
+    def _is_older(self) -> bool:
+        """True if steps were made since the status was written."""
+        status, last = self.status, self.last
+        if status is None or last is None:
+            return False
+        return last.stage == status.stage and last.step > status.step
 
     @property
     def is_alive(self) -> bool:
@@ -169,6 +207,8 @@ def report_of(path: Path, *, now_s: float | None = None) -> RunReport:
     holder = folder.holder()
     status = _read(path / _FILE)
     now_s = time.time() if now_s is None else now_s
+    if status is not None and holder not in (None, status.pid):
+        status = None  # of a process before
     state, verdict = _verdict(folder, status, holder, now_s)
     rows = deque(folder.steps(), maxlen=1)
     return RunReport(
@@ -179,6 +219,15 @@ def report_of(path: Path, *, now_s: float | None = None) -> RunReport:
         last=rows[0] if rows else None,
         checkpoint=_newest_checkpoint(folder.checkpoints),
     )
+
+
+def list_reports(reports: Sequence[RunReport]) -> str:
+    """Returns the table of several runs, a line each."""
+    rows = [
+        (report.folder, report.state, report.progress or "-", report.checkpoint or "-")
+        for report in reports
+    ]
+    return "\n".join(table(("run", "state", "progress", "newest checkpoint"), rows))
 
 
 def _newest_checkpoint(folder: Path) -> str | None:
@@ -211,8 +260,8 @@ def _verdict(
             return "killed", f"killed; {pid} is gone and said nothing at its end"
         if status.state in ("stopped", "ended"):  # without its result it was left early
             return "stopped", "stopped, as it was asked to"
-        return "failed", f"failed: {one_line(status.error, 300)}"
-    if status is None or status.pid != holder:
+        return "failed", f"failed: {visible(status.error)}"
+    if status is None:
         return "running", f"running, process {holder}; it is being opened"
     late_s, idle_s = now_s - status.written_s, now_s - status.moved_s
     if late_s > _LATE_S:
@@ -236,13 +285,25 @@ def _rollout_lines(rollout: RolloutStatus) -> Iterator[str]:
         ages = [f"{age}: {counted(n, 'sample')}" for age, n in sorted(rollout.staleness.items())]
         yield from _wrapped("  versions old", "  ".join(ages))
     if rollout.engines:
-        width = max(len("engine"), *(len(engine.name) for engine in rollout.engines))
-        yield f"  {'engine'.ljust(width)}  weights  samples    state"
-        for engine in rollout.engines:
-            load = f"{engine.samples}/{engine.capacity}"
-            yield f"  {engine.name.ljust(width)}  {engine.weights:>7}  {load:<9}  {engine.state}"
+        head = ("engine", "weights", "samples now", "at most", "state")
+        rows = [
+            (each.name, str(each.weights), str(each.samples), str(each.capacity), each.state)
+            for each in rollout.engines
+        ]
+        yield from (f"  {line}" for line in table(head, rows))
     for line in rollout.waits:
         yield from _wrapped("  waits", line)
+
+
+def _worker_lines(status: RunStatus) -> list[str]:
+    if not status.workers:
+        return []
+    rows = [
+        (each.name, each.node, each.did, f"{format_seconds(max(0.0, ago_s))} ago")
+        for each in status.workers
+        for ago_s in [status.written_s - each.ended_s]
+    ]
+    return table(("worker", "node", "did last", "until"), rows)
 
 
 def _step_parts(last: StepMetrics) -> Iterator[str]:
@@ -259,11 +320,18 @@ def _step_parts(last: StepMetrics) -> Iterator[str]:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
+    """Returns the lines of a text below each other, each as far as it fits."""
+    first, *others = text.split("\n")
+    lines = _filled(first, f"{label}: ", " " * (len(label) + 2))
+    return lines + [line for other in others for line in _filled(other.strip(), "  ", "    ")]
+
+
+def _filled(text: str, first: str, further: str) -> list[str]:
     return textwrap.wrap(
         text,
         _WIDTH,
-        initial_indent=f"{label}: ",
-        subsequent_indent=" " * (len(label) + 2),
+        initial_indent=first,
+        subsequent_indent=further,
         break_on_hyphens=False,
         break_long_words=False,
     )

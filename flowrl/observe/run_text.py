@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from flowrl.graph.serialization import parse_attr
@@ -47,6 +48,16 @@ def one_line(text: str, width: int) -> str:
     """Returns `text` on one line of at most `width` characters, control characters as escapes."""
     shown = visible(text).replace("\n", "\\n")
     return shown if len(shown) <= width else shown[: max(0, width - 3)] + "..."
+
+
+def go_on_text(folder: str, *, failed: bool) -> str:
+    """Returns how to go on with a run.
+
+    Args:
+        failed: True if it failed, which people often mend in a file of theirs.
+    """
+    text = f"go on with: flowrl run --resume {shlex.quote(folder)}"
+    return f"{text} (add --accept-changes if you change a file that it reads)" if failed else text
 
 
 def pick_samples(rows: Sequence[SampleRow], count: int) -> list[SampleRow]:

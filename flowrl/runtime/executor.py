@@ -29,6 +29,11 @@ class Executor(Protocol):
     Everything that is opened raises BackendError where its plug-in is missing or cannot do it.
     """
 
+    @property
+    def description(self) -> str:
+        """Its name and where it runs things, for people."""
+        ...
+
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """Checks, before anything is opened, that it can run the stages as they are planned.
 

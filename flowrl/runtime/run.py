@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
 import signal
 import threading
 import time
@@ -39,6 +38,7 @@ from flowrl.observe.display import Display, PlainDisplay, TimeToGo, open_display
 from flowrl.observe.rows import RunInfo, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.observe.run_status import RunStatus
+from flowrl.observe.run_text import go_on_text
 from flowrl.observe.trackers import TrackerContext, Trackers
 from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.checkpoint.store import (
@@ -319,6 +319,7 @@ class Run:
         self.summary: Summary | None = None
         self.loop: Stage | None = None
         self._turn: tuple[CompiledStage | None, int] = (None, 0)
+        self._between_steps = ""
 
     def describe(self) -> str:
         """Returns who waits for whom."""
@@ -330,13 +331,23 @@ class Run:
         stage, step = self._turn
         return RunStatus(
             pid=os.getpid(),
+            executor=self._open.executor,
             stage="" if stage is None else stage.name,
             step=step,
             steps=0 if stage is None else stage.config.train.steps,
-            doing=doing,
+            doing=self._between_steps or doing,
             stall_timeout_s=self._config.runtime.stall_timeout_s,
             rollouts=rollouts,
         )
+
+    @contextmanager
+    def _doing(self, text: str) -> Iterator[None]:
+        """Shows in the status what the block does."""
+        self._between_steps = text
+        try:
+            yield
+        finally:
+            self._between_steps = ""
 
     def watch(self, beat: Callable[[], None]) -> None:
         """Calls `beat`, too, whenever something moves from now on."""
@@ -441,9 +452,10 @@ class Run:
         except (KeyboardInterrupt, RewardError, BatchNotFilled) as reason:
             # All come up at a boundary or in a rollout, where no weights have changed since; but a
             # person may leave the debugger anywhere.
-            asked = isinstance(reason, RewardError | BatchNotFilled) or self._is_asked_to_stop()
-            if asked and self.loop is not None and not self.loop.has_learned:
-                self._save_stopped(index)
+            failed = isinstance(reason, RewardError | BatchNotFilled)
+            to_save = failed or self._is_asked_to_stop()
+            if to_save and self.loop is not None and not self.loop.has_learned:
+                self._save_stopped(index, failed=failed)
             raise
 
     def _settle(self, index: int, step: int) -> bool:
@@ -545,24 +557,24 @@ class Run:
             loop.save(folder)
             return described
 
-        with SPANS.of(DRIVER, "checkpoint"):
+        with SPANS.of(DRIVER, "checkpoint"), self._doing("a checkpoint is written"):
             self._store.save(position, write, state)
         self._interval.restart()
 
     def _is_asked_to_stop(self) -> bool:
         return self._interrupt() and not self._interrupt.forced
 
-    def _save_stopped(self, index: int) -> None:
+    def _save_stopped(self, index: int, *, failed: bool) -> None:
         name = self._stages[index].name
         step = self._totals.step_of(name)
         self._save(index, step, done=False)
         self._display.note(
-            f"stopped after step {step} of {name}; "
-            f"go on with: flowrl run --resume {shlex.quote(str(self._folder))}"
+            f"stopped after step {step} of {name}; {go_on_text(str(self._folder), failed=failed)}"
         )
 
     def _end(self) -> Summary:
-        self._open.export()
+        with self._doing("the model is exported"):
+            self._open.export()
         summary = self._totals.summary(self._folder, self._open.num_held_out)
         self._folder.write_summary(summary)
         self._display.end(summary)

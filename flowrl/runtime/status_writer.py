@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from flowrl.observe.run_status import RunStatus, write_status
-from flowrl.observe.trace import TraceFile
+from flowrl.errors import FlowError
+from flowrl.observe.run_status import RunStatus, WorkerStatus, write_status
+from flowrl.observe.trace import WAIT, Span, TraceFile
 from flowrl.runtime.spans import SPANS
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class StatusWriter:
         self._folder = folder
         self._trace = TraceFile(folder, trace_bytes) if trace_bytes else None
         self._look = look
+        self._last: dict[str, Span] = {}  # by worker
         self._seen: RunStatus | None = None
         self._warned = False
         self._moved_s = time.time()
@@ -66,11 +68,13 @@ class StatusWriter:
         return self._seen
 
     def _write(self, status: RunStatus) -> None:
-        now = replace(status, written_s=time.time(), moved_s=self._moved_s)
+        workers = [_worker(self._last[name]) for name in sorted(self._last)]
+        now = replace(status, written_s=time.time(), moved_s=self._moved_s, workers=workers)
         self._guarded(lambda: write_status(self._folder, now))
 
     def _write_spans(self) -> None:
         trace, spans = self._trace, SPANS.take()
+        self._last |= {span.worker: span for span in sorted(spans, key=lambda span: span.end_s)}
         if spans and trace is not None:
             self._guarded(lambda: trace.append(spans))
 
@@ -97,9 +101,15 @@ class StatusWriter:
         state = "ended" if error is None else "failed"
         if isinstance(error, KeyboardInterrupt):
             state = "stopped"
-        text = "" if state != "failed" else f"{error}" or type(error).__name__
+        text = f"{error}" if isinstance(error, FlowError) else f"{type(error).__name__}: {error}"
         self._write_spans()
         if self._trace is not None:
             self._trace.close()
         if status := self._last_look():
-            self._write(replace(status, state=state, error=text, rollouts=()))
+            error_text = text if state == "failed" else ""
+            self._write(replace(status, state=state, error=error_text, rollouts=()))
+
+
+def _worker(span: Span) -> WorkerStatus:
+    did = f"waited for {span.waits_for}" if span.operation == WAIT else span.operation
+    return WorkerStatus(name=span.worker, node=span.where, did=did, ended_s=span.end_s)

@@ -18,6 +18,8 @@ from flowrl.observe.run_status import (
     RolloutStatus,
     RunReport,
     RunStatus,
+    WorkerStatus,
+    list_reports,
     report_of,
     write_status,
 )
@@ -57,6 +59,8 @@ def status(**changes: object) -> RunStatus:
         moved_s=NOW_S - 2,
         stall_timeout_s=300.0,
         rollouts=[rollout],
+        executor="ray, on a cluster of its own at 127.0.0.1:6379",
+        workers=[WorkerStatus(name="actor.train", node="a", did="update", ended_s=NOW_S - 4)],
     )
     return replace(known, **changes)  # type: ignore[arg-type]
 
@@ -85,14 +89,17 @@ def test_a_running_run_shows_its_engines_queues_and_ages_within_a_hundred_column
     assert report.state == "running"
     assert lines[0].startswith("run: quickstart: running, process ")
     assert lines[0].endswith("; something moved 2.0s ago")
-    assert lines[1:6] == [
+    assert lines[1:7] == [
+        "executor: ray, on a cluster of its own at 127.0.0.1:6379",
         "stage grpo, step 13 of 60: a batch is collected",
         "rollout actor.generate",
         "  samples: 40 queued  64 running",
         "  versions old: 0: 60 samples  1: 4 samples",
-        "  engine             weights  samples    state",
+        "  engine             weights  samples now  at most  state",
     ]
-    assert lines[7] == "  actor.generate[1]       11  0/512      updating"
+    assert lines[8] == "  actor.generate[1]  11       0            512      updating"
+    assert "worker       node  did last  until" in lines
+    assert "actor.train  a     update    3.0s ago" in lines
     assert "last step: grpo 12: 3.0s  reward 0.500  4096 tokens  tokens/s generate 2.0k" in lines
     assert lines[-1] == "newest checkpoint: none"
     assert max(map(len, lines)) <= 100
@@ -107,7 +114,7 @@ def test_a_running_run_shows_its_engines_queues_and_ages_within_a_hundred_column
     [
         ({"moved_s": NOW_S - 160}, "stalled", "nothing moved for 2m 40s, and it gives up after 5m"),
         ({"written_s": NOW_S - 60}, "silent", "has written no status for 1m 00s"),
-        ({"pid": 1}, "running", "it is being opened"),
+        ({"pid": 1}, "running", "it is being opened"),  # what a process before it wrote
     ],
 )
 def test_a_process_that_is_there_may_do_nothing(
@@ -123,7 +130,7 @@ def test_a_process_that_is_there_may_do_nothing(
     [
         ({}, "killed", "is gone and said nothing"),
         ({"state": "stopped"}, "stopped", "as it was asked to"),
-        ({"state": "failed", "error": "no\nroom"}, "failed", r"failed: no\nroom"),
+        ({"state": "failed", "error": "no\nroom"}, "failed", "failed: no\nroom"),
     ],
 )
 def test_a_run_without_a_process_says_how_it_ended(
@@ -135,7 +142,63 @@ def test_a_run_without_a_process_says_how_it_ended(
     assert report.state == state
     assert said in report.verdict
     assert "  engine" not in str(report)
-    assert str(report).endswith(f"go on with: flowrl run --resume {folder}")
+    assert f"\ngo on with: flowrl run --resume {folder}" in str(report)
+
+
+def row(stage: str, step: int) -> StepMetrics:
+    return StepMetrics(stage=stage, step=step, wall_s=1.0)
+
+
+def test_a_failed_run_shows_its_whole_error_and_how_to_go_on_with_a_file_that_was_mended(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder.path.parent)
+    error = f"mine.py:3: score raised\n  found: {'word ' * 60}\n  to fix: mend \x1bscore"
+    write_status(folder.path, status(state="failed", error=error))
+    folder.close()
+    lines = str(report_of(folder.path, now_s=NOW_S)).splitlines()
+    assert lines[0].endswith("failed: mine.py:3: score raised")
+    assert lines[1].startswith("  found: word word")
+    assert sum(line.count("word") for line in lines) == 60
+    assert r"  to fix: mend \x1bscore" in lines
+    assert lines[-1].endswith("(add --accept-changes if you change a file that it reads)")
+    assert max(map(len, lines[:-1])) <= 100
+
+
+def test_steps_that_were_made_since_the_status_was_written_are_shown(folder: RunFolder):
+    folder.write_step(row("grpo", 12))
+    assert "stage grpo, step 13 of 60: a batch is collected" in str(seen(folder))
+    folder.write_step(row("grpo", 15))
+    assert "stage grpo, step 15 of 60: made" in str(seen(folder))
+    folder.close()
+    assert "stage grpo, step 15 of 60 made" in str(report_of(folder.path, now_s=NOW_S))
+
+
+def test_a_killed_run_that_was_about_to_begin_a_stage_shows_the_last_step_that_it_made(
+    folder: RunFolder,
+):
+    folder.write_step(row("sft", 20))
+    write_status(folder.path, status())
+    folder.close()
+    text = str(report_of(folder.path, now_s=NOW_S))
+    assert "stage sft, step 20 made" in text
+    assert "grpo" not in text
+
+
+def test_several_runs_are_listed_with_their_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("b", "a"):
+        with RunFolder.create(tmp_path, name) as held:
+            held.write_config("seed: 0\n")
+            if name == "a":
+                held.write_step(row("grpo", 12))
+                write_status(held.path, status(state="stopped"))
+    reports = [report_of(tmp_path / name, now_s=NOW_S) for name in ("a", "b")]
+    assert list_reports(reports).splitlines() == [
+        "run  state    progress                   newest checkpoint",
+        "a    stopped  stage grpo, step 12 of 60  -",
+        "b    killed   -                          -",
+    ]
 
 
 def test_a_damaged_status_is_refused_with_its_file(folder: RunFolder):

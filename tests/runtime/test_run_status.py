@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -69,6 +70,37 @@ def test_a_run_says_what_it_does_that_it_ended_and_what_its_workers_did(
     assert did["actor.train"] >= {"begin", "update", "save", "export"}
     assert did["actor.generate[0]"] == {"generate"}
     assert did["verifier.score[0]"] == {"score"}
+    last = {each["name"]: each["did"] for each in shown["status"]["workers"]}
+    assert (last.keys(), last["actor.train"]) == (did.keys(), "export")
+
+
+def test_a_run_that_writes_a_checkpoint_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looks, seen = [], []
+
+    class Writer(StatusWriter):
+        def __init__(self, folder: Path, look: Callable[[], RunStatus], trace_bytes: int) -> None:
+            looks.append(look)
+            super().__init__(folder, look, trace_bytes)
+
+    def saved(*arguments: object) -> None:
+        seen.append(looks[0]())
+
+    monkeypatch.setattr(run, "StatusWriter", Writer)
+    monkeypatch.setattr(run.CheckpointStore, "save", saved)
+    api.run(None, one_stage(tmp_path), display=WatchedDisplay())
+    assert [each.doing for each in seen] == ["a checkpoint is written"]
+    assert seen[0].executor == "local, in processes of this machine"
+
+
+def test_the_folder_of_runs_is_shown_where_no_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    with RunFolder.create(tmp_path / "runs", "mine") as folder:
+        folder.write_config("seed: 0\n")
+    with pytest.raises(SystemExit):
+        main(["status"])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["runs/mine", "killed", "-", "-"]
 
 
 def test_a_run_that_fails_leaves_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -98,7 +130,8 @@ def test_the_end_is_written_and_its_cause_kept_while_what_is_looked_at_still_cha
     with pytest.raises(ValueError, match="the first cause"), writer:
         raise ValueError("the first cause")
     status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["state"], status["error"], status["step"]) == ("failed", "the first cause", 3)
+    error = "ValueError: the first cause"
+    assert (status["state"], status["error"], status["step"]) == ("failed", error, 3)
 
 
 def test_a_run_that_ended_without_its_result_was_left_early(tmp_path: Path):

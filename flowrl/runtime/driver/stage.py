@@ -159,8 +159,10 @@ class Stage:
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
+        self._waits_for = "engines are being opened"
         for fleet in self._fleets.values():
             fleet.wait_ready()  # loading a library is no part of a step
+        self._waits_for = ""
         started = time.monotonic()
         step, items = StepBatch(number=number), self._take(self._sources)
         generated = self._generate(step, items)

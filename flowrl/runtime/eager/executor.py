@@ -16,6 +16,11 @@ class EagerExecutor(LocalExecutor):
     So breakpoints in rewards work, and nothing limits their time.
     """
 
+    @property
+    def description(self) -> str:
+        """See `Executor`."""
+        return "eager, in one process of this machine"
+
     def open_scorers(
         self,
         backend: str,

@@ -33,6 +33,11 @@ class LocalExecutor:
         self._runtime = runtime
         self._logs = WorkerLogs()
 
+    @property
+    def description(self) -> str:
+        """See `Executor`."""
+        return "local, in processes of this machine"
+
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`."""
         require_runnable(config, stages)

@@ -69,6 +69,7 @@ class RayCluster:
         files: The user's Python files that workers run, as absolute paths; each node gets a copy.
 
     Attributes:
+        description: Where it is, for people.
         places: Places of the workers.
         node: The node of this process.
 
@@ -95,6 +96,9 @@ class RayCluster:
             if AUTH_MODE not in os.environ:
                 _refuse_open_cluster()
             self.node = OwnNode()
+            address = ray.get_runtime_context().gcs_address
+            own = self._joined and not os.environ.get(ADDRESS)
+            self.description = f"on {'a cluster of its own' if own else 'the cluster'} at {address}"
             self.places = Places(self._limits.place_timeout_s)
         except BaseException:
             if self._joined:

@@ -57,6 +57,11 @@ class RayExecutor(LocalExecutor):
         for stage in stages:
             _require_plan(stage)
 
+    @property
+    def description(self) -> str:
+        """See `Executor`."""
+        return f"ray, {self._cluster.description}"
+
     @cached_property
     def _cluster(self) -> RayCluster:
         from flowrl.runtime.ray.cluster import RayCluster

@@ -116,6 +116,11 @@ class OpenRun:
         self._held_out_sets: list[HeldOutSet] = []
         self._held_out_fingerprint = ""
 
+    @property
+    def executor(self) -> str:
+        """What runs it, and where; for people."""
+        return self._inputs.executor.description
+
     def describe(self) -> str:
         """Returns who waits for whom, for the watchdog."""
         if self._evaluating is not None:
