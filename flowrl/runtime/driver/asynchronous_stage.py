@@ -26,16 +26,12 @@ from functools import partial
 
 from flowrl.data import PromptItem
 from flowrl.ids import EngineId, NodeId, RoleName
-from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import StepBatch, receive_rollout
-from flowrl.runtime.driver.rollout_tree import OpenRollout, drop_incomplete
-from flowrl.runtime.driver.sources import RowSamples, Source
-from flowrl.runtime.driver.stage import Stage, delivered_groups
-from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
+from flowrl.runtime.driver.rollout_tree import drop_incomplete
+from flowrl.runtime.driver.stage import Stage, StageResources, delivered_groups
+from flowrl.runtime.driver.step_report import GeneratedRollout, StepResult
 from flowrl.runtime.driver.streaming_tree import StreamingTree, checked_ages
 from flowrl.runtime.driver.threads import RolloutThread
-from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.spans import DRIVER, SPANS
 
 _CLOSE_S = 10.0
@@ -46,8 +42,8 @@ class AsynchronousStage(Stage):
     """See the module; the drivers run in the thread from the beginning until `close`.
 
     Args:
-        rollouts: One tree of them, whose engines are in `fleets`.
-        thread: Runs their drivers; of the whole run.
+        resources: Its rollouts have their engines in `fleets`.
+        thread: Runs the drivers; of the whole run.
         publish: Publishes the weights of a role whose engines generate.
         stop: A true value gives up waiting for a batch.
         timeout_s: Seconds that the thread may take to come to a call.
@@ -56,24 +52,19 @@ class AsynchronousStage(Stage):
 
     def __init__(
         self,
+        resources: StageResources,
         *,
-        program: BatchProgram,
-        sources: Sequence[Source],
-        row_samples: Sequence[RowSamples],
-        rollouts: Sequence[OpenRollout],
-        failures: FailureBudget,
-        report: StepReport,
-        fleets: Mapping[RoleName, EngineFleet],
         thread: RolloutThread,
         publish: Callable[[RoleName], None],
         stop: Callable[[], bool],
         timeout_s: float,
         ahead: Mapping[int, Mapping[NodeId, Sequence[PromptItem]]],
     ) -> None:
+        rollouts, fleets = resources.rollouts, resources.fleets
         self._tree = StreamingTree(rollouts, fleets.values(), stall_timeout_s=timeout_s)
         roots = [root.part for root in self._tree.roots]
         # Of rows that the scheduler takes as it needs them, and of those that each step has.
-        self._data = {program.parts.data_of(part.source) for part in roots}
+        self._data = {resources.program.parts.data_of(part.source) for part in roots}
         self._by_rows = any(part.by_rows for part in roots)
         self._rows = {number: dict(rows) for number, rows in ahead.items()}
         # No sample is older in publications of its own policy, nor what its prompt was made of.
@@ -84,15 +75,7 @@ class AsynchronousStage(Stage):
         self._is_ready = False  # every engine was, once
         self._stop = stop
         self._timeout_s = timeout_s
-        super().__init__(
-            program=program,
-            sources=sources,
-            row_samples=row_samples,
-            rollouts=rollouts,
-            failures=failures,
-            report=report,
-            fleets=fleets,
-        )
+        super().__init__(resources)
         self._trees = (self._tree,)
         self._call(lambda: thread.serve(self._tree))
 

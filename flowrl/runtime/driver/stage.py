@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +46,11 @@ from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, Step
 from flowrl.runtime.local.engine_fleet import EngineFleet
 
 
-class Stage:
-    """Steps one by one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResources:
+    """What a stage works with.
 
-    Args:
+    Attributes:
         program: The batch part of its graph.
         sources: Data of the source nodes that take rows, in the graph's order.
         row_samples: The source nodes whose samples come with rows.
@@ -57,6 +58,19 @@ class Stage:
         failures: Rewards that may fail; a step that is given up spends none.
         report: Makes a step's rows.
         fleets: The engines of policies that have theirs in processes of their own.
+    """
+
+    program: BatchProgram
+    sources: Sequence[Source]
+    row_samples: Sequence[RowSamples]
+    rollouts: Sequence[OpenRollout]
+    failures: FailureBudget
+    report: StepReport
+    fleets: Mapping[RoleName, EngineFleet]
+
+
+class Stage:
+    """Steps one by one.
 
     Attributes:
         has_learned: A step was given up that had changed weights, so that `state` is no longer
@@ -65,27 +79,16 @@ class Stage:
 
     has_learned = False
 
-    def __init__(
-        self,
-        *,
-        program: BatchProgram,
-        sources: Sequence[Source],
-        row_samples: Sequence[RowSamples],
-        rollouts: Sequence[OpenRollout],
-        failures: FailureBudget,
-        report: StepReport,
-        fleets: Mapping[RoleName, EngineFleet],
-    ) -> None:
-        self._program = program
-        self._row_samples = tuple(row_samples)
-        self._sources = {source.node: source for source in sources}
-        self._rollouts = tuple(rollouts)
-        self._failures = failures
-        self._report = report
-        self._fleets = dict(fleets)
-        self._observed = _observed(self._rollouts, report)
+    def __init__(self, resources: StageResources) -> None:
+        self._program, self._report = resources.program, resources.report
+        self._row_samples = resources.row_samples
+        self._sources = {source.node: source for source in resources.sources}
+        self._rollouts = resources.rollouts
+        self._failures = resources.failures
+        self._fleets = resources.fleets
+        self._observed = _observed(self._rollouts, self._report)
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
-        self._joined = joined_rollouts(program.parts)
+        self._joined = joined_rollouts(self._program.parts)
         self._trees: Sequence[RolloutTree] = rollout_trees(self._rollouts)
         self._scaling: Scaling | None = None
         self._order = {rollout.node: place for place, rollout in enumerate(self._rollouts)}

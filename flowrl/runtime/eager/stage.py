@@ -19,13 +19,9 @@ from flowrl.graph import Edge, Field, Graph, Node
 from flowrl.ids import NodeId
 from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.program.tracer import Tracer
-from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.payloads import StepBatch
-from flowrl.runtime.driver.rollout_tree import OpenRollout
-from flowrl.runtime.driver.sources import RowSamples, Source
-from flowrl.runtime.driver.stage import Stage
-from flowrl.runtime.driver.step_report import StepReport, StepResult
+from flowrl.runtime.driver.stage import Stage, StageResources
+from flowrl.runtime.driver.step_report import StepResult
 from flowrl.runtime.eager.rollout import EagerRollout, TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.step import EagerStep, node_mapping_of
 
@@ -181,26 +177,13 @@ class EagerStage(Stage):
 
     def __init__(
         self,
+        resources: StageResources,
         *,
         stage: CompiledStage,
-        program: BatchProgram,
-        sources: Sequence[Source],
-        row_samples: Sequence[RowSamples],
-        rollouts: Sequence[OpenRollout],
-        failures: FailureBudget,
-        report: StepReport,
         visible: VisibleResults,
         stop: Callable[[], bool],
     ) -> None:
-        super().__init__(
-            program=program,
-            sources=sources,
-            row_samples=row_samples,
-            rollouts=rollouts,
-            failures=failures,
-            report=report,
-            fleets={},
-        )
+        super().__init__(resources)
         self._stage = stage
         self._node_mapping = node_mapping_of(stage)
         self._visible = visible

@@ -14,7 +14,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.graph.sample_sets import JOINS
-from flowrl.ids import NodeId, RoleName
+from flowrl.ids import NodeId
 from flowrl.observe.scale_requests import RequestBox
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
@@ -24,13 +24,12 @@ from flowrl.runtime.driver.graph_parts import GraphParts, role_of
 from flowrl.runtime.driver.late_scores import LateScores
 from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.sources import RowSamples, Source
-from flowrl.runtime.driver.stage import Stage, part_of
+from flowrl.runtime.driver.stage import Stage, StageResources, part_of
 from flowrl.runtime.driver.step_report import StepReport
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.eager.rollout import TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.stage import EagerStage
-from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.policies import OpenPolicies, derive_seed
 from flowrl.runtime.setup.prepared_inputs import PreparedInputs
 from flowrl.runtime.setup.rollouts import DriverMaker, RolloutMaker, sampling_of_rollout
@@ -91,8 +90,14 @@ class StageMaker:
         program = self._program(stage, parts, residency, Texts(tokenizers), buffers)
         if state is not None:
             program.restore(part_of(state, "kl_coefficients"))
-        row_samples = self._row_samples(stage)
-        report = StepReport(stage.name, parts, self.policies.use.policy, tokenizers)
+        resources = partial(
+            StageResources,
+            program=program,
+            sources=sources,
+            row_samples=self._row_samples(stage),
+            failures=self.failures,
+            report=StepReport(stage.name, parts, self.policies.use.policy, tokenizers),
+        )
         maker = RolloutMaker(
             config=self.config,
             stage=stage,
@@ -108,60 +113,33 @@ class StageMaker:
         )
         if self.config.executor == "eager":
             visible = VisibleResults(program)
+            rollouts = [
+                maker.make(part, visible.run_map, {}, kind=TwoPhaseDriver)
+                for part in parts.rollouts
+            ]
             return EagerStage(
+                resources(rollouts=rollouts, fleets={}),
                 stage=stage,
-                program=program,
-                sources=sources,
-                row_samples=row_samples,
-                rollouts=[
-                    maker.make(part, visible.run_map, {}, kind=TwoPhaseDriver)
-                    for part in parts.rollouts
-                ],
-                failures=self.failures,
-                report=report,
                 visible=visible,
                 stop=self.stop,
             )
         with ExitStack() as stack:  # of processes, where something fails before the stage is made
             fleets = maker.fleets(stack)
-            made = self._made(program, maker, fleets, sources, row_samples, report)
+            rollouts = [maker.make(part, program.run_node, fleets) for part in parts.rollouts]
+            opened = resources(rollouts=rollouts, fleets=fleets)
+            made = self._asynchronous(opened, state) if maker.is_streaming else Stage(opened)
             made.scaled_by(self.requests)
             stack.pop_all()
         return made
 
-    def _made(
-        self,
-        program: BatchProgram,
-        maker: RolloutMaker,
-        fleets: Mapping[RoleName, EngineFleet],
-        sources: Sequence[Source],
-        row_samples: Sequence[RowSamples],
-        report: StepReport,
-    ) -> Stage:
-        rollouts = [maker.make(part, program.run_node, fleets) for part in program.parts.rollouts]
-        if not maker.is_streaming:
-            return Stage(
-                program=program,
-                sources=sources,
-                row_samples=row_samples,
-                rollouts=rollouts,
-                failures=self.failures,
-                report=report,
-                fleets=fleets,
-            )
+    def _asynchronous(self, resources: StageResources, state: State | None) -> AsynchronousStage:
         return AsynchronousStage(
-            program=program,
-            sources=sources,
-            row_samples=row_samples,
-            rollouts=rollouts,
-            failures=self.failures,
-            report=report,
-            fleets=fleets,
+            resources,
             thread=self.thread(),
             publish=self.policies.publish,
             stop=self.stop,
             timeout_s=self.config.runtime.stall_timeout_s,
-            ahead={} if maker.state is None else _rows_ahead(maker.state, sources),
+            ahead={} if state is None else _rows_ahead(state, resources.sources),
         )
 
     def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
