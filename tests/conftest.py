@@ -106,7 +106,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-STARTERS = ("flowrl.runtime.scoring.pool", "flowrl.runtime.local.process_channel")
+STARTER = "flowrl.runtime.local.process_channel.start_module"
 WARM = pytest.StashKey[WarmProcesses]()
 
 
@@ -117,8 +117,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         return (yield)
     with closing(WarmProcesses()) as warm, pytest.MonkeyPatch.context() as patch:
         session.config.stash[WARM] = warm
-        for name in STARTERS:
-            patch.setattr(f"{name}.start_module", warm.start_module)
+        patch.setattr(STARTER, warm.start_module)
         return (yield)
 
 
@@ -133,8 +132,7 @@ def cold_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs start their workers as they do outside of tests."""
     from flowrl.runtime.local.processes import start_module
 
-    for name in STARTERS:
-        monkeypatch.setattr(f"{name}.start_module", start_module)
+    monkeypatch.setattr(STARTER, start_module)
 
 
 @pytest.fixture(scope="session")

@@ -213,8 +213,7 @@ def _watch(chaos: _Chaos, warm: WarmProcesses) -> None:
         chaos.processes.append((module, process.pid))
         return process
 
-    for starter in (pool, process_channel):
-        starter.start_module = start_module  # type: ignore[attr-defined]
+    process_channel.start_module = start_module
     note = RolloutJournal.note
 
     def noted(journal: RolloutJournal, event: Event) -> None:

@@ -7,7 +7,7 @@ import os
 import selectors
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -37,11 +37,14 @@ class ProcessChannel:
     must outlive it.
 
     Args:
-        module: Its `main` takes a socket's descriptor and this process's id.
+        module: Its `main` takes a socket's descriptor, the others and this process's id.
         output: File to which it prints; by default this process's standard error.
+        descriptors: Further descriptors that are open in it.
     """
 
-    def __init__(self, module: str, output: Output | None = None) -> None:
+    def __init__(
+        self, module: str, output: Output | None = None, *, descriptors: Sequence[int] = ()
+    ) -> None:
         self._incoming = FrameReader()
         self._outgoing = bytearray()
         self._selector = selectors.DefaultSelector()
@@ -50,7 +53,9 @@ class ProcessChannel:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process: subprocess.Popen[bytes] = start_module(
-                module, (theirs.fileno(),), standard_error() if output is None else output
+                module,
+                (theirs.fileno(), *descriptors),
+                standard_error() if output is None else output,
             )
         ours.setblocking(False)
         self._sock = ours
@@ -104,10 +109,14 @@ class ProcessChannel:
     def close(self, grace_s: float) -> None:
         """See `Channel`."""
         if not self._closed:
-            self._closed = True
-            self._selector.close()
-            self._sock.close()
+            self.hang_up()
             self.kill(grace_s)
+
+    def hang_up(self) -> None:
+        """Shows the worker that nothing more comes; `kill` then waits for its end."""
+        self._closed = True
+        self._selector.close()
+        self._sock.close()
 
     def _send(self) -> None:
         send_some(self._sock, self._outgoing)

@@ -136,15 +136,6 @@ def received(sock: socket.socket, nbytes: int) -> bytes:
         return b""
 
 
-def first_messages(sock: socket.socket, incoming: FrameReader) -> list[Message]:
-    """Waits for the first messages of the parent; returns none if it closes the socket."""
-    while data := received(sock, 1 << 16):
-        messages = incoming.feed(data)
-        if messages:
-            return messages
-    return []
-
-
 def named_plugin(name: str) -> Plugin:
     """Returns a plug-in by its name, or by `module:attribute`."""
     module, colon, attribute = name.partition(":")

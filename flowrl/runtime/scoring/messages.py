@@ -6,8 +6,8 @@ because dataclasses cost several times as much to pickle and hundreds of samples
     pool -> worker    ("open", plugin, context, timeout_s, memory_nbytes), once
                       ("score", [RequestTuple, ...])
     worker -> pool    ("ready",) or ("broken", FlowError), once
-                      ("scores", [(ticket, score, terms)], [(ticket, kind, message, frames, term)])
-                      ("idle", begin, end), after the last sample of a "score", with its time
+                      ("scores", [(ticket, score, terms)], [(ticket, kind, message, frames, term)],
+                       begin, end), with the times of a "score" after its last sample, or else 0
 
 A worker also writes into shared memory which sample it scores, which term of the reward, and since
 when, by the monotonic clock that the processes of a machine share.

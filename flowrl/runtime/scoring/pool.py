@@ -21,8 +21,6 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,17 +36,8 @@ from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.errors import FlowError, RewardError, WorkerDied
 from flowrl.ids import SampleId
 from flowrl.runtime.channels import Message
-from flowrl.runtime.local.processes import (
-    FrameReader,
-    Output,
-    ending,
-    has_ended,
-    kill,
-    pack,
-    send_some,
-    standard_error,
-    start_module,
-)
+from flowrl.runtime.local.process_channel import ProcessChannel
+from flowrl.runtime.local.processes import Output, standard_error
 from flowrl.runtime.scoring.messages import BATCH, Status, request_tuple, term_limits
 from flowrl.runtime.spans import SPANS
 
@@ -56,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 128
 """Samples sent at once: enough to make a round trip cheap for each, few enough to share them."""
+_CLOSE_S = 5.0
+"""Seconds in which an idle process leaves."""
 _MAX_DEATHS = 3
 """Workers that die one after another without having scored anything."""
 
@@ -99,18 +90,14 @@ class _Worker:
         ready: It has loaded the reward.
         batch: Samples sent to it and not yet answered, in the order they are scored.
         busy: A batch was sent whose end it has not announced.
-        outgoing: Bytes it has not taken yet.
         overdue: The ticket it was killed for.
     """
 
     name: str
-    process: subprocess.Popen[bytes]
-    sock: socket.socket
+    channel: ProcessChannel
     memory: mmap
     status: Status
     started: float
-    incoming: FrameReader = field(default_factory=FrameReader)
-    outgoing: bytearray = field(default_factory=bytearray)
     batch: dict[int, ScoreRequest] = field(default_factory=dict)
     ready: bool = False
     busy: bool = False
@@ -180,7 +167,7 @@ class ScoringPool:
         start_timeout_s: float = 120.0,
         output: Callable[[str], AbstractContextManager[Output]] | None = None,
     ) -> None:
-        self._opening = pack(("open", plugin, context, timeout_s, int(memory_gb * 1e9)))
+        self._opening = ("open", plugin, context, timeout_s, int(memory_gb * 1e9))
         self._timeout_s = timeout_s
         self._grace_s = grace_s
         self._limits = term_limits(context)
@@ -267,16 +254,13 @@ class ScoringPool:
             return
         self._closed = True
         for worker in self._workers:
-            self._selector.unregister(worker.sock)
+            self._selector.unregister(worker.channel)
             # An idle process sees the end of the stream and leaves by itself.
-            worker.sock.close()
+            worker.channel.hang_up()
             if worker.busy or not worker.ready:
-                kill(worker.process)
+                worker.channel.kill()
         for worker in self._workers:
-            try:
-                worker.process.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                kill(worker.process)
+            worker.channel.kill(_CLOSE_S)
             worker.memory.close()
         self._workers.clear()
         self._selector.close()
@@ -296,16 +280,11 @@ class ScoringPool:
 
     def _exchange(self, timeout_s: float) -> None:
         """Moves bytes, enforces limits, replaces the dead, sends batches."""
-        for key, events in self._selector.select(timeout_s):
-            worker: _Worker = key.data
-            if events & selectors.EVENT_WRITE:
-                self._send(worker)
-            if events & selectors.EVENT_READ:
-                self._receive(worker)
+        self._selector.select(timeout_s)
         now = time.monotonic()
         for worker in tuple(self._workers):
-            # A process that left children behind can die without closing its socket.
-            if has_ended(worker.process) or self._is_over(worker, now):
+            self._receive(worker)
+            if worker.channel.ended() is not None or self._is_over(worker, now):
                 self._replace_dead(worker)
         self._dispatch()
 
@@ -356,29 +335,11 @@ class ScoringPool:
             batch = [self._queue.popleft() for _ in range(size)]
             worker.batch = dict(batch)
             worker.busy = True
-            worker.outgoing += pack(("score", [request_tuple(*entry) for entry in batch]))
-            self._send(worker)
+            worker.channel.send(("score", [request_tuple(*entry) for entry in batch]))
 
-    def _send(self, worker: _Worker) -> None:
-        send_some(worker.sock, worker.outgoing)  # `_exchange` finds out about one that is dead
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
-        self._selector.modify(worker.sock, wanted, worker)
-
-    def _receive(self, worker: _Worker) -> bool:
-        """Reads what is there; false at the end of the stream."""
-        while True:
-            try:
-                data = worker.sock.recv(1 << 18)
-            except BlockingIOError:
-                return True
-            except OSError:
-                data = b""
-            if not data:
-                # It is on its way out, with its exit code set already, or of no use any more.
-                kill(worker.process)
-                return False
-            for message in worker.incoming.feed(data):
-                self._take(worker, message)
+    def _receive(self, worker: _Worker) -> None:
+        for message in worker.channel.receive(0.0):
+            self._take(worker, message)
 
     def _take(self, worker: _Worker, message: Message) -> None:
         match message:
@@ -386,11 +347,12 @@ class ScoringPool:
                 worker.ready = True
             case ("broken", FlowError() as error):
                 raise error
-            case ("idle", float(began), float(ended)):
-                worker.busy = False
-                SPANS.add(worker.name, "score", began, ended)
-            case ("scores", list(scores), list(failures)):
-                self._deaths = 0
+            case ("scores", list(scores), list(failures), float(began), float(ended)):
+                if scores or failures:
+                    self._deaths = 0
+                worker.busy = not ended
+                if ended:
+                    SPANS.add(worker.name, "score", began, ended)
                 for ticket, score, terms in scores:
                     sample = worker.batch.pop(ticket).sample
                     self._done.append(ScoreResult(sample=sample, score=score, terms=terms))
@@ -420,11 +382,12 @@ class ScoringPool:
 
     def _replace_dead(self, worker: _Worker) -> None:
         """Takes over from a dead process and starts another in its place."""
-        kill(worker.process)
+        worker.channel.kill()
         # What it had sent before.
         self._receive(worker)
-        self._selector.unregister(worker.sock)
-        worker.sock.close()
+        how = worker.channel.ended()
+        self._selector.unregister(worker.channel)
+        worker.channel.close(0.0)
         doing, term = worker.status.read(), worker.status.term
         worker.memory.close()
         self._workers.remove(worker)
@@ -438,8 +401,7 @@ class ScoringPool:
         elif doing is not None and doing[0] in worker.batch:
             self._deaths = 0
             if doing[0] in self._died_under:
-                text = ending(worker.process.returncode)
-                self._fail(worker, doing[0], FailureKind.DIED, text, term=term)
+                self._fail(worker, doing[0], FailureKind.DIED, str(how), term=term)
             else:  # somebody else may have killed it, such as a system that is short of memory
                 self._died_under.add(doing[0])
                 self._alone.add(doing[0])
@@ -449,34 +411,28 @@ class ScoringPool:
         if self._deaths >= _MAX_DEATHS:
             raise WorkerDied(
                 "scoring processes die before they score anything",
-                found=f"{self._deaths} in a row, the last with {ending(worker.process.returncode)}",
+                found=f"{self._deaths} in a row, the last with {how}",
                 hint="see what they print on standard error; is there memory enough?",
             )
-        _log.warning(
-            "a scoring process died and is replaced: %s", ending(worker.process.returncode)
-        )
+        _log.warning("a scoring process died and is replaced: %s", how)
         self._workers.append(self._start(worker.name))
 
     # Processes
 
     def _start(self, name: str) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with _shared_memory() as file, theirs, self._output(name) as output:
+        with _shared_memory() as file, self._output(name) as output:
             memory = mmap(file.fileno(), Status.NBYTES)
-            descriptors = (theirs.fileno(), file.fileno())
-            process = start_module("flowrl.runtime.scoring.worker", descriptors, output)
-        ours.setblocking(False)
+            module = "flowrl.runtime.scoring.worker"
+            channel = ProcessChannel(module, output, descriptors=(file.fileno(),))
         worker = _Worker(
             name=name,
-            process=process,
-            sock=ours,
+            channel=channel,
             memory=memory,
             status=Status(memory),
             started=time.monotonic(),
-            outgoing=bytearray(self._opening),
         )
-        self._selector.register(ours, selectors.EVENT_READ, worker)
-        self._send(worker)
+        self._selector.register(channel, selectors.EVENT_READ)
+        channel.send(self._opening)
         return worker
 
 

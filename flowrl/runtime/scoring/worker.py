@@ -35,14 +35,8 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
-from flowrl.runtime.local.processes import (
-    FrameReader,
-    die_with,
-    first_messages,
-    named_plugin,
-    pack,
-    received,
-)
+from flowrl.runtime.local.process_channel import SocketMailbox
+from flowrl.runtime.local.processes import die_with, named_plugin
 from flowrl.runtime.scoring.messages import BATCH, RequestTuple, Status, term_limits
 from flowrl.runtime.user_errors import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
@@ -105,16 +99,16 @@ class _Alarm:
 
 
 class _Worker:
-    """Scores what comes through the socket until it closes."""
+    """Scores what comes until the pool closes its end."""
 
     def __init__(
         self,
-        sock: socket.socket,
+        mailbox: SocketMailbox,
         status: Status,
         own: tuple[Path, ...],
         limits: Mapping[str, float],
     ) -> None:
-        self._sock = sock
+        self._mailbox = mailbox
         self._status = status
         self._own = own
         self._limits = limits
@@ -122,22 +116,17 @@ class _Worker:
         self._scores: list[tuple[int, float, dict[str, float]]] = []
         self._failures: list[tuple[int, str, str, tuple[str, ...], str]] = []
 
-    def run(self, scorer: ScoreBackend, timeout_s: float, incoming: FrameReader) -> None:
-        """Works until the pool closes the socket."""
+    def run(self, scorer: ScoreBackend, timeout_s: float) -> None:
+        """Works until nothing more comes."""
         alarm = _Alarm(timeout_s, self._flush)
         if isinstance(scorer, NamesTerms):
             scorer.on_term = partial(self._enter, alarm) if self._limits else self._status.enter
-        while True:
-            data = received(self._sock, 1 << 18)
-            if not data:
-                scorer.close()
-                return
-            for message in incoming.feed(data):
-                assert message[0] == "score"
+        while (messages := self._mailbox.receive()) is not None:
+            for _, requests in messages:
                 began = time.time()
-                self._all(scorer, alarm, cast(list[RequestTuple], message[1]))
-                # In one piece: a pool that had the scores alone would hear of the rest too late.
-                self._send(self._results() + pack(("idle", began, time.time())))
+                self._all(scorer, alarm, cast(list[RequestTuple], requests))
+                self._send(began, time.time())
+        scorer.close()
 
     def _enter(self, alarm: _Alarm, term: str) -> None:
         """Notes a term, whose time limit begins."""
@@ -225,24 +214,13 @@ class _Worker:
         self._failures.append((ticket, kind, message, frames, self._status.term))
 
     def _flush(self) -> None:
-        results = self._results()
-        if results:
-            self._send(results)
+        if self._scores or self._failures:
+            self._send(0.0, 0.0)
 
-    def _results(self) -> bytes:
-        """Returns the message of unsent results; empty without any."""
-        if not self._scores and not self._failures:
-            return b""
-        message = pack(("scores", self._scores, self._failures))
+    def _send(self, began: float, ended: float) -> None:
+        message = ("scores", self._scores, self._failures, began, ended)
         self._scores, self._failures = [], []
-        return message
-
-    def _send(self, message: bytes) -> None:
-        try:
-            self._sock.sendall(message)
-        except OSError:
-            # The pool is gone.
-            os._exit(0)
+        self._mailbox.send(message)
 
     def _frames(self, trace: TracebackType | None) -> tuple[str, ...]:
         frames = traceback.extract_tb(trace)
@@ -258,12 +236,11 @@ def main(arguments: list[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Lines that a reward printed before it hung or died are worth most.
         sys.stdout.reconfigure(line_buffering=True)
-    sock = socket.socket(fileno=sock_fd)
+    mailbox = SocketMailbox(socket.socket(fileno=sock_fd))
     status = Status(mmap(memory_fd, Status.NBYTES))
     os.close(memory_fd)
-    incoming = FrameReader()
-    messages = first_messages(sock, incoming)
-    if not messages:
+    messages = mailbox.receive()
+    if messages is None:
         return
     _, plugin, context, timeout_s, memory_nbytes = messages[0]
     limit = cast(int, memory_nbytes)
@@ -274,15 +251,15 @@ def main(arguments: list[str]) -> None:
         own += package_folders(backend)
         scorer = backend.open_score(cast(ScoreContext, context))
     except FlowError as reason:
-        sock.sendall(pack(("broken", reason)))
+        mailbox.send(("broken", reason))
         return
     # Importing a user's file can raise anything; they get their own frames.
     except BaseException as reason:
-        sock.sendall(pack(("broken", unloadable(reason, own))))
+        mailbox.send(("broken", unloadable(reason, own)))
         return
-    sock.sendall(pack(("ready",)))
+    mailbox.send(("ready",))
     limits = term_limits(cast(ScoreContext, context))
-    _Worker(sock, status, own, limits).run(scorer, cast(float, timeout_s), incoming)
+    _Worker(mailbox, status, own, limits).run(scorer, cast(float, timeout_s))
 
 
 def package_folders(plugin: Plugin) -> tuple[Path, ...]:
