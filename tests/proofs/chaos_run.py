@@ -213,7 +213,7 @@ def _watch(chaos: _Chaos, warm: WarmProcesses) -> None:
         chaos.processes.append((module, process.pid))
         return process
 
-    process_channel.start_module = start_module
+    process_channel.start_module = start_module  # type: ignore[attr-defined]
     note = RolloutJournal.note
 
     def noted(journal: RolloutJournal, event: Event) -> None:
