@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from flowrl.cli.groups import backends, data
+from flowrl.cli.groups import backends, data, plugin
 from flowrl.cli.options import Config, Debug, Json, Overrides, RunPath, config_file
 from flowrl.errors import ConfigError
 
@@ -537,6 +537,7 @@ def score(
 
 app.add_typer(data, name="data")
 app.add_typer(backends, name="backends")
+app.add_typer(plugin, name="plugin")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The commands that have commands: `flowrl data` and `flowrl backends`."""
+"""The commands that have commands: `flowrl data`, `flowrl backends` and `flowrl plugin`."""
 
 from __future__ import annotations
 
@@ -96,3 +96,20 @@ def backends_check(
         model=model, device=device, dtype=dtype, tolerance=tolerance, timeout_s=timeout
     )
     raise typer.Exit(command.run(name, options, as_json=json))
+
+
+plugin = typer.Typer(
+    help="List what installed packages add.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@plugin.command("list")
+def plugin_list(json: Json = False, debug: Debug = False) -> None:
+    """List backends, workflows, rewards, environments and trackers, with their packages."""
+    from flowrl.cli import plugin as command
+
+    command.run_list(as_json=json)

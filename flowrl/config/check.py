@@ -16,7 +16,14 @@ from flowrl.config.data import ArithmeticData, DataConfig, RowFields
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.roles import CharTokenizer, FreshModel
-from flowrl.config.schema import PAIR_ACCURACY, REWARD_MARGIN, EvalConfig, SamplingConfig
+from flowrl.config.schema import (
+    PAIR_ACCURACY,
+    REWARD_MARGIN,
+    TRACKERS,
+    EvalConfig,
+    SamplingConfig,
+)
+from flowrl.entry_points import find_entry
 from flowrl.errors import ConfigError, combine
 from flowrl.wording import listing, one_of_them, suggestion
 
@@ -31,7 +38,7 @@ def check_config(loaded: LoadedConfig, *, other_machines: bool = False) -> None:
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
-    left_out = (check_files.data_files_exist,) if other_machines else ()
+    left_out = (check_files.data_files_exist, _trackers_exist) if other_machines else ()
     checks = [check for check in _CHECKS if check not in left_out]
     problems = [problem for check in checks for problem in check(loaded)]
     if problems:
@@ -280,6 +287,15 @@ def _stops_are_measured(loaded: LoadedConfig) -> Problems:
             )
 
 
+def _trackers_exist(loaded: LoadedConfig) -> Problems:
+    for name in loaded.config.tracking.to:
+        try:
+            find_entry(TRACKERS, name, kind="tracker", error=ConfigError)
+        except ConfigError as problem:
+            problem.where = loaded.where("tracking.to")
+            yield problem
+
+
 _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _stages_are_named,
     check_files.workflow_files_exist,
@@ -299,4 +315,5 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _stops_are_measured,
     _samples_fit,
     _alphabet_covers_sums,
+    _trackers_exist,
 )

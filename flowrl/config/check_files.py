@@ -10,7 +10,9 @@ from flowrl.config.data import FileData
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.rewards import PythonReward
+from flowrl.config.roles import ENVIRONMENTS
 from flowrl.config.user_functions import environment_problems, reward_problems
+from flowrl.entry_points import entries
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, nearest, nearest_file
 
@@ -135,6 +137,8 @@ def environment_files_exist(loaded: LoadedConfig) -> Problems:
         target, where = role.environment, loaded.where(f"roles.{name}.environment")
         if target is not None and (".py:" in target or not _MODULE.fullmatch(target)):
             missing = list(_missing_function(target, "environment", "environment", where))
+            if missing and (names := [entry.name for entry in entries(ENVIRONMENTS)]):
+                missing[0].expected = f"FILE.py:NAME, or one of {listing(names)}"
             yield from missing or environment_problems(target, where)
 
 

@@ -13,19 +13,30 @@ in the score in one of two ways:
   twice.
 
 `flowrl.algo.maps` has the formulas, with their papers.
+
+A package of its own adds a kind by an entry point: a subclass of `Term` whose `open` returns the
+rule.
+
+    [project.entry-points."flowrl.rewards"]
+    brevity = "my_package:Brevity"
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowrl.config.section import Float, Int, Refusal, Section
+from flowrl.config.section import Float, InstalledKinds, Int, Refusal, Section
 from flowrl.errors import ConfigError
 from flowrl.wording import listing, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowrl.backend.protocols import ScoreRequest
 
 
 class Term(Section):
@@ -48,6 +59,14 @@ class Term(Section):
     def score_range(self) -> tuple[float, float] | None:
         """Returns the least and the highest value; None if the term may give anything."""
         return self.bounds
+
+    def open(self) -> Callable[[ScoreRequest], float | None]:
+        """Returns the rule of a kind that a package adds: the value of a sample.
+
+        It is called in a scorer's process. None means that the term does not apply to a sample. The
+        plug-in `verify` has the rules of the kinds in this module.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no open()")
 
 
 class AnswerTerm(Term):
@@ -345,6 +364,9 @@ class CosineLengthTerm(Section):
 Transformation: TypeAlias = StopProperlyTerm | CosineLengthTerm
 """Terms that replace the value of another one; they have `of` and no weight."""
 
+INSTALLED_TERMS = InstalledKinds("flowrl.rewards", "reward kind", Term)
+"""The kinds of terms that packages add."""
+
 
 def _spelled(value: object) -> object:
     """Returns a term with `use` as one with `kind`: a function of the user's, or a rule's name."""
@@ -379,6 +401,7 @@ RewardTerm: TypeAlias = Annotated[
         | CosineLengthTerm,
         Field(discriminator="kind"),
     ],
+    INSTALLED_TERMS,
     BeforeValidator(_spelled),
 ]
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from flowrl.config.rewards import Terms
 from flowrl.config.section import Float, Int, Options, Refusal, Section
+from flowrl.entry_points import entries, find_entry
 from flowrl.errors import ConfigError
 from flowrl.wording import listing
 
@@ -115,6 +123,20 @@ ModelSource: TypeAlias = Annotated[
 ]
 
 
+ENVIRONMENTS = "flowrl.environments"
+"""The entry points by which packages add environments: each names a class as `module:NAME`."""
+
+
+def _environment_target(written: str) -> str:
+    """Returns `module:NAME` of an environment that a package adds; anything else as it is."""
+    if written not in {entry.name for entry in entries(ENVIRONMENTS)}:
+        return written
+    try:
+        return find_entry(ENVIRONMENTS, written, kind="environment", error=ConfigError).target
+    except ConfigError as problem:
+        raise Refusal(problem) from problem
+
+
 class RoleConfig(Section):
     """The backend, model and limits of one role.
 
@@ -138,7 +160,8 @@ class RoleConfig(Section):
             again in the backward pass: a third more work for much less memory. `auto` leaves it
             to the planner, which keeps all on a single device.
         terms: The reward terms that this role scores with; by default `rewards.terms`.
-        environment: `FILE.py:NAME` that makes the environment of an environment role.
+        environment: `FILE.py:NAME` that makes the environment of an environment role, or the name
+            of an entry point of the group `flowrl.environments`.
         options: Options of the plug-in `backend`, which declares them; of an environment, its
             keyword arguments.
         engine_options: Options of the plug-in `engine`.
@@ -156,7 +179,7 @@ class RoleConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
     terms: Annotated[Terms, Field(min_length=1)] | None = None
-    environment: str | None = None
+    environment: Annotated[str, AfterValidator(_environment_target)] | None = None
     options: Options = Field(default_factory=dict)
     engine_options: Options = Field(default_factory=dict)
     timeout_s: Float = Field(default=60.0, gt=0)

@@ -222,6 +222,10 @@ class EvalConfig(Section):
         return sets
 
 
+TRACKERS = "flowrl.trackers"
+"""The entry points by which packages add trackers; `flowrl.observe.trackers` says what they are."""
+
+
 class TrackingConfig(Section):
     """Programs that show the numbers of a run.
 

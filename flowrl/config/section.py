@@ -7,11 +7,21 @@ messages and the merge of files need before the values are validated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import UnionType
-from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, core_schema
 
+from flowrl.entry_points import entries, find_entry
 from flowrl.errors import ConfigError
 
 
@@ -57,6 +67,84 @@ class Refusal(ValueError):
     def __init__(self, *problems: ConfigError) -> None:
         super().__init__(problems[0].what)
         self.problems = problems
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class InstalledKinds(Generic[SectionT]):
+    """Annotates a union of sections with `kind`: installed packages add kinds by entry points.
+
+    An entry point's name is its `kind`. Packages are imported when a configuration is read, and a
+    broken one ends only what names its kind.
+
+    Args:
+        group: The group of entry points.
+        noun: What they are, for messages.
+        base: The class that they derive from.
+    """
+
+    def __init__(self, group: str, noun: str, base: type[SectionT]) -> None:
+        self.group, self._noun, self._base = group, noun, base
+
+    def find(self, kind: str) -> type[SectionT]:
+        """Returns the section of a kind.
+
+        Raises:
+            ConfigError: No package or more than one declares it, or what is declared is none.
+        """
+        entry = find_entry(self.group, kind, kind=self._noun, error=ConfigError)
+        found = entry.load(ConfigError)
+        base = self._base
+        if isinstance(found, type) and issubclass(found, base) and kinds_of(found) == (kind,):
+            return found
+        raise ConfigError(
+            f"{kind!r} is no {self._noun}",
+            where=entry.origin,
+            found=entry.target,
+            expected=f"a subclass of {base.__module__}.{base.__name__} with "
+            f"`kind: Literal[{kind!r}]`",
+            hint=f"repair {entry.target} or uninstall {entry.distribution}",
+        )
+
+    def models(self) -> list[type[SectionT]]:
+        """Returns the sections of all packages that can be imported."""
+        found = []
+        for entry in entries(self.group):
+            with suppress(ConfigError):
+                found.append(self.find(entry.name))
+        return found
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        own = tuple(kind for model in models_in(source) for kind in kinds_of(model))
+
+        def validate(value: object, others: core_schema.ValidatorFunctionWrapHandler) -> object:
+            if isinstance(value, self._base):
+                return others(value) if kinds_of(type(value))[0] in own else value
+            kind = kind_of(value)
+            if kind in own or kind not in [entry.name for entry in entries(self.group)]:
+                return others(value)
+            try:
+                model = self.find(str(kind))
+            except ConfigError as problem:
+                reason = f"{problem.where}: {problem.found}"
+                raise Refusal(
+                    ConfigError(problem.what, found=reason, hint=problem.hint, where="kind")
+                ) from problem
+            return model.model_validate(value)
+
+        def dump(
+            value: Any, others: SerializerFunctionWrapHandler, info: SerializationInfo
+        ) -> object:
+            return others(value) if value.kind in own else value.model_dump(mode=info.mode)
+
+        return core_schema.no_info_wrap_validator_function(
+            validate,
+            handler(source),
+            serialization=core_schema.wrap_serializer_function_ser_schema(dump, info_arg=True),
+        )
 
 
 ABSENT = object()
@@ -152,9 +240,11 @@ def takes_value(path: tuple[str, ...], root: type[BaseModel]) -> bool:
 
 
 def members_of(annotation: object) -> list[object]:
-    """Returns the members of a union, or the type itself."""
+    """Returns the members of a union, those of installed packages among them, or the type."""
     if get_origin(annotation) is Annotated:
-        return members_of(get_args(annotation)[0])
+        inner, *metadata = get_args(annotation)
+        kinds = [each.models() for each in metadata if isinstance(each, InstalledKinds)]
+        return [*members_of(inner), *(model for models in kinds for model in models)]
     if get_origin(annotation) in (Union, UnionType):
         return [member for inner in get_args(annotation) for member in members_of(inner)]
     return [annotation]

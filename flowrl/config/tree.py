@@ -32,7 +32,6 @@ from flowrl.config.section import (
     declared_child,
     fitting_model,
     kind_of,
-    kinds_of,
     members_of,
     models_in,
 )
@@ -257,12 +256,6 @@ def _index(items: Sequence[Node], path: str, key: str, origin: Origin) -> int:
 
 _ROWS = (DataConfig, FileData, HubData)
 
-_DEFAULT_NAMES = {
-    kind: model.model_fields["name"].default
-    for model in models_in(RewardTerm)
-    for kind in kinds_of(model)
-}
-
 
 def _item_name(item: Node) -> object:
     """Returns the name that an item has, or that its kind or its function has by default."""
@@ -270,7 +263,10 @@ def _item_name(item: Node) -> object:
     use = item.entries.get("use")
     if name is None and use is not None and item.kind == "python":
         return str(use.value).rpartition(":")[2]
-    return _DEFAULT_NAMES.get(str(item.kind)) if name is None else name.value
+    if name is not None:
+        return name.value
+    model = None if item.kind is None else fitting_model(RewardTerm, item.kind)
+    return None if model is None else model.model_fields["name"].default
 
 
 def remove_nulls(node: Node, declared: object) -> None:

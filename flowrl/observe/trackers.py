@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
+from flowrl.config.schema import TRACKERS
 from flowrl.entry_points import find_entry
 from flowrl.errors import ConfigError
 from flowrl.observe.metric_names import NAMES, MetricNames
 from flowrl.observe.rows import EvaluationRow, StepMetrics
-
-GROUP = "flowrl.trackers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class Trackers:
 
 
 def _open_tracker(name: str, context: TrackerContext) -> Tracker:
-    entry = find_entry(GROUP, name, kind="tracker", error=ConfigError, where="tracking.to")
+    entry = find_entry(TRACKERS, name, kind="tracker", error=ConfigError, where="tracking.to")
     make = cast("Callable[[TrackerContext], Tracker]", entry.load(ConfigError))
     try:
         return make(context)

@@ -13,11 +13,12 @@ class TermOptions:
     """Typed reads of a term's options.
 
     Attributes:
+        values: The options.
         where: The key of the term in the config, such as `rewards.terms[0]`.
     """
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self._values = values
+        self.values = values
         self.where = where
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -59,7 +60,7 @@ class TermOptions:
 
     def truth_or_none(self, key: str) -> bool | None:
         """Returns a boolean; None if the key is missing or null."""
-        return None if self._values.get(key) is None else self.truth(key, False)
+        return None if self.values.get(key) is None else self.truth(key, False)
 
     def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
         """Returns a list of strings."""
@@ -81,8 +82,8 @@ class TermOptions:
         return value
 
     def _value(self, key: str, default: object) -> object:
-        value = self._values.get(key, default)
-        if value is None and key not in self._values:
+        value = self.values.get(key, default)
+        if value is None and key not in self.values:
             raise ConfigError(f"{key!r} is missing", where=self.where)
         return value
 

@@ -14,6 +14,7 @@
     code            the response's program passes its unit tests
     http, judge     (the score of a service, or of a language model that is asked)
     python          (any number that the user's function returns)
+    others          (of installed packages: entry points of the group flowrl.rewards)
     verl_gsm8k_strict, ...   (the score of another library's function)
 
 `flowrl.algo.numbers` defines numbers: text that cannot be read as one number matches nothing. A
@@ -32,6 +33,7 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from flowrl.algo.numbers import after_hashes, answer_number, close, last_number
 from flowrl.backend.protocols import ScoreRequest
+from flowrl.entry_points import entries
 from flowrl.errors import ConfigError, RewardError
 from flowrl.wording import listing, one_of_them
 from flowrl_backends.verify import math_verify_calls
@@ -70,7 +72,10 @@ def open_rule(kind: object, options: TermOptions) -> Rule | BatchRule:
         return opener(options)
     if kind in PEERS:
         return _peer(str(kind), options)
-    kinds = (*_OPENERS, *PENALTIES, *TRANSFORMATIONS, *PEERS)
+    installed = [entry.name for entry in entries("flowrl.rewards")]
+    if kind in installed:
+        return _installed(str(kind), options)
+    kinds = (*_OPENERS, *PENALTIES, *TRANSFORMATIONS, *PEERS, *installed)
     raise ConfigError(
         "no such reward term",
         where=f"{options.where}.kind",
@@ -78,6 +83,13 @@ def open_rule(kind: object, options: TermOptions) -> Rule | BatchRule:
         expected=f"one of {listing(kinds)}",
         hint=one_of_them(str(kind), kinds),
     )
+
+
+def _installed(kind: str, options: TermOptions) -> Rule | BatchRule:
+    """Returns the rule of a kind that a package adds."""
+    from flowrl.config.rewards import INSTALLED_TERMS  # pydantic, which scorers else do without
+
+    return INSTALLED_TERMS.find(kind).model_validate(options.values).open()
 
 
 def _exact_match(options: TermOptions) -> Rule:
