@@ -111,7 +111,6 @@ def good(tmp_path: Path) -> Path:
         ("rewards.terms=[{kind: repetition, max_penalty: 1}]", ["max_penalty must be at most 0"]),
         ("roles.judge={terms: [{kind: gsm9k}]}", ["roles.judge.terms.0", "'gsm8k'?"]),
         ("roles.judge={terms: [{kind: gsm8k, wieght: 1}]}", ["did you mean 'weight'?"]),
-        ("roles.game={options: {x: [1]}}", ["x must be text, a number or true or false"]),
         ("roles.actor.optimizer={beta1: 1}", ["beta1 must be less than 1"]),
         ("roles.actor.optimizer={lr: 1}", ["unknown key 'lr' in roles.actor.optimizer"]),
         ("roles.game={timeout_s: 0}", ["timeout_s must be more than 0"]),
