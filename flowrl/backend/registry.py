@@ -9,16 +9,19 @@ makes a backend known in its own pyproject.toml:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
 from flowrl.backend.pair import Pair
 from flowrl.backend.plugin import PROTOCOL, Capabilities, Plugin, options_of
+from flowrl.config.problems import validated
 from flowrl.entry_points import Entry, entries, find_entry
-from flowrl.errors import BackendError
+from flowrl.errors import BackendError, ConfigError
+from flowrl.wording import listing
 
-__all__ = ["GROUP", "Found", "available", "find"]
+__all__ = ["GROUP", "Found", "available", "check_options", "find"]
 
 GROUP = "flowrl.backends"
 
@@ -59,6 +62,36 @@ def find(name: str, *, where: str | None = None) -> Plugin:
     if generates:
         return Pair(find(trains, where=where), find(generates, where=where), where)
     return _load(find_entry(GROUP, name, kind="backend", error=BackendError, where=where))
+
+
+def check_options(
+    backend: str,
+    model: type[BaseModel] | None,
+    values: Mapping[str, object],
+    *,
+    at: str,
+    where: Callable[[str], str],
+) -> None:
+    """Checks values of options against the model that a plug-in declares.
+
+    Args:
+        backend: The plug-in's name, for messages.
+        model: What it declares (`options_of`).
+        at: The dotted key of the values.
+        where: Returns the place where a dotted key is written.
+
+    Raises:
+        ConfigError: One error for all that is wrong.
+    """
+    if model is not None:
+        validated(model, values, where, at=at)
+    elif values:
+        raise ConfigError(
+            f"backend {backend!r} has no options",
+            where=where(at),
+            found=listing(values),
+            hint=f"leave {at} out",
+        )
 
 
 def available() -> tuple[Found, ...]:

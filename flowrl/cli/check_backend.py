@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from flowrl.config.tree import Origin
+from flowrl.config.yaml_tree import read_yaml_value
 from flowrl.errors import ConfigError
 from flowrl.files import encode_json
 
@@ -18,6 +21,24 @@ class Options:
     dtype: str
     tolerance: float | None
     timeout_s: float
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def read_options(texts: Sequence[str]) -> dict[str, object]:
+    """Returns the values of `KEY=VALUE` texts.
+
+    Raises:
+        ConfigError: One is none, or its value is not readable.
+    """
+    options: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(
+                f"{text!r} sets no option", where="--option", expected="KEY=VALUE, such as port=80"
+            )
+        options[key] = read_yaml_value(value, Origin(override=text)).plain
+    return options
 
 
 def run(name: str, options: Options, *, as_json: bool) -> int:

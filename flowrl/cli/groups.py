@@ -86,6 +86,10 @@ def backends_check(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Limit of each check's generation.", min=0.0)
     ] = 120.0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of the plug-in; may be repeated."),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -93,7 +97,12 @@ def backends_check(
     from flowrl.cli import check_backend as command
 
     options = command.Options(
-        model=model, device=device, dtype=dtype, tolerance=tolerance, timeout_s=timeout
+        model=model,
+        device=device,
+        dtype=dtype,
+        tolerance=tolerance,
+        timeout_s=timeout,
+        options=command.read_options(option or []),
     )
     raise typer.Exit(command.run(name, options, as_json=json))
 

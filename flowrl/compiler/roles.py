@@ -8,10 +8,9 @@ from functools import partial
 from operator import attrgetter
 
 from flowrl.backend.plugin import Capabilities, Head, Service
-from flowrl.backend.registry import available
+from flowrl.backend.registry import available, check_options
 from flowrl.compiler.lowering import LoweredStage
 from flowrl.compiler.role_backends import RoleBackends
-from flowrl.config.problems import validated
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
@@ -181,17 +180,10 @@ def _check_options(role_backends: RoleBackends, name: str, kind: RoleKind) -> No
     """Checks the options of a role against what its plug-ins declare."""
     loaded, config = role_backends.loaded, role_backends.roles[name]
     for key, (backend, model) in role_backends.option_models(name).items():
+        if model is None and kind is Environment:
+            continue  # arguments of the user's class, or the plug-in's own matter
         values: Mapping[str, object] = getattr(config, key)
-        if model is not None:
-            validated(model, values, loaded.places, at=f"roles.{name}.{key}")
-        # Those of an environment are arguments of the user's class, or the plug-in's own matter.
-        elif values and kind is not Environment:
-            raise ConfigError(
-                f"backend {backend!r} has no options",
-                where=loaded.where(f"roles.{name}.{key}"),
-                found=listing(values),
-                hint=f"leave roles.{name}.{key} out",
-            )
+        check_options(backend, model, values, at=f"roles.{name}.{key}", where=loaded.places)
 
 
 def _other_kind(name: str, kind: RoleKind, capabilities: Capabilities) -> str:

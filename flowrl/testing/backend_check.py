@@ -13,15 +13,16 @@ torch.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
-from flowrl.backend.plugin import Plugin, Service
-from flowrl.backend.registry import find
+from flowrl.backend.plugin import Plugin, Service, options_of
+from flowrl.backend.registry import check_options, find
 from flowrl.errors import BackendError
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
 from flowrl.testing.engine_checks import ENGINE_CHECKS, FIRST, NotDeclared, check_tied
@@ -57,6 +58,7 @@ def check_backend(
     dtype: str = "float32",
     tolerance: float | None = None,
     timeout_s: float = 120.0,
+    options: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Raises unless a plug-in keeps the promises of `flowrl.backend.protocols`.
 
@@ -68,6 +70,7 @@ def check_backend(
         tolerance: The largest difference of a logprob from the reference; by default 0.001 in
             float32 and 0.1 in other types.
         timeout_s: The time limit of one check's generation.
+        options: Its options, as `roles.NAME.options` has them.
 
     Raises:
         BackendError: It does not; all failures are listed, with what they do to a run.
@@ -79,6 +82,7 @@ def check_backend(
         dtype=dtype,
         tolerance=tolerance,
         timeout_s=timeout_s,
+        options=options,
     )
     failures = [result for result in results if result.status == "failed"]
     if failures:
@@ -97,14 +101,17 @@ def run_checks(
     dtype: str = "float32",
     tolerance: float | None = None,
     timeout_s: float = 120.0,
+    options: Mapping[str, object] = MappingProxyType({}),
 ) -> Iterator[CheckResult]:
     """Yields the result of each check that the plug-in's services have; see `check_backend`.
 
     Raises:
         BackendError: The plug-in is not found or cannot be used here, or neither generates nor
             trains.
+        ConfigError: It does not have such options.
     """
     plugin = find(backend) if isinstance(backend, str) else backend
+    check_options(plugin.name, options_of(plugin), options, at="options", where=str)
     status, services = plugin.check(), plugin.capabilities.services
     if not status.usable:
         raise BackendError(
@@ -119,7 +126,13 @@ def run_checks(
     limit = tolerance or _TOLERANCES.get(dtype, 0.1)
     with tempfile.TemporaryDirectory(prefix="flowrl-check-") as name:
         models = Models.make(
-            Path(name), model, device=device, dtype=dtype, tolerance=limit, timeout_s=timeout_s
+            Path(name),
+            model,
+            device=device,
+            dtype=dtype,
+            tolerance=limit,
+            timeout_s=timeout_s,
+            options=options,
         )
         if Service.GENERATE in services:
             yield from _engine(plugin, models)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Models:
         dtype: str,
         tolerance: float,
         timeout_s: float,
+        options: Mapping[str, object],
     ) -> Models:
         """Makes what is missing in `folder`."""
         tied = None
@@ -87,13 +88,15 @@ class Models:
             first=first,
             second=change_weights(first, folder / "second"),
             tied=tied,
-            context=cls.context_of(first, device=device, dtype=dtype),
+            context=cls.context_of(first, device=device, dtype=dtype, options=options),
             tolerance=tolerance,
             timeout_s=timeout_s,
         )
 
     @staticmethod
-    def context_of(model: Path, *, device: str, dtype: str) -> PolicyContext:
+    def context_of(
+        model: Path, *, device: str, dtype: str, options: Mapping[str, object]
+    ) -> PolicyContext:
         """Returns what a worker of `model` is opened with."""
         return PolicyContext(
             role=RoleName("checked"),
@@ -106,6 +109,7 @@ class Models:
             max_length=256,
             trainable=False,
             stop_token_ids=(5, 9),
+            options=options,
         )
 
 

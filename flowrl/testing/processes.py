@@ -6,6 +6,7 @@ the processes that it started, and waits to be killed.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -56,7 +57,7 @@ def check_processes(plugin: Plugin, models: Models, name: str | None) -> str:
     context = models.context
     command = [sys.executable, "-m", __name__, name, str(models.first)]
     driver = subprocess.Popen(
-        [*command, context.device, context.dtype],
+        [*command, context.device, context.dtype, json.dumps(dict(context.options))],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -98,8 +99,10 @@ def _runs(pid: int) -> bool:
 
 def main(arguments: list[str]) -> None:
     """Opens an engine and waits; see the module."""
-    name, folder, device, dtype = arguments
-    context = Models.context_of(Path(folder), device=device, dtype=dtype)
+    name, folder, device, dtype, options = arguments
+    context = Models.context_of(
+        Path(folder), device=device, dtype=dtype, options=json.loads(options)
+    )
     engine = find(name).open_generate(context, None)
     print(*sorted(descendants()), flush=True)
     while True:

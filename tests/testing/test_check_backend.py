@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from flowrl.backend.registry import find
 from flowrl.cli import check_backend as command
@@ -32,6 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         dtype="float32",
         tolerance=1e-3,
         timeout_s=60.0,
+        options={},
     )
 
 
@@ -209,6 +211,25 @@ def test_what_can_not_be_checked_is_refused(tmp_path: Path):
     options = Options(model=tmp_path, device="cpu", dtype="float32", tolerance=None, timeout_s=1.0)
     with pytest.raises(ConfigError, match="no model folder"):
         command.run("torch", options, as_json=False)
+
+
+class PortOptions(BaseModel, frozen=True, extra="forbid"):
+    port: int = 0
+
+
+def test_a_plug_in_is_checked_with_its_options(models: Models):
+    plugin = PlainPlugin()
+    with pytest.raises(ConfigError, match=r"backend 'plain' has no options"):
+        next(run_checks(plugin, options={"port": 1}))
+    plugin.options = PortOptions
+    with pytest.raises(ConfigError, match="unknown key 'ports' in options"):
+        next(run_checks(plugin, options={"ports": 1}))
+    options = command.read_options(["port=8", "args=[-v]"])
+    assert options == {"port": 8, "args": ["-v"]}
+    made = Models.context_of(models.first, device="cpu", dtype="float32", options=options)
+    assert made.options == options
+    with pytest.raises(ConfigError, match="'port' sets no option"):
+        command.read_options(["port"])
 
 
 def test_what_is_not_declared_is_not_checked(models: Models):
