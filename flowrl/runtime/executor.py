@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
 from flowrl.backend.environment import EnvironmentContext
-from flowrl.backend.protocols import PolicyContext
+from flowrl.backend.protocols import PolicyContext, ScoreContext
 from flowrl.compiler import CompiledStage
 from flowrl.config.executors import EXECUTORS
 from flowrl.config.rewards import RewardsConfig
@@ -79,13 +79,7 @@ class Executor(Protocol):
         ...
 
     def open_scorers(
-        self,
-        backend: str,
-        role: str,
-        terms: tuple[Mapping[str, object], ...],
-        rewards: RewardsConfig,
-        *,
-        workers: int,
+        self, backend: str, context: ScoreContext, rewards: RewardsConfig, *, workers: int
     ) -> Scorers:
         """Opens what scores the samples of a role.
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flowrl.backend.environment import EnvironmentContext, EpisodeStart, Observation
+from flowrl.backend.protocols import ScoreContext
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RuntimeConfig
 from flowrl.ids import RoleName, SampleId
@@ -55,9 +56,8 @@ def test_workers_run_the_files_of_the_session_and_not_those_of_the_user(tmp_path
         folder.rename(tmp_path / "gone")
 
         def scored(term: dict[str, str]) -> Any:
-            scorers: Any = executor.open_scorers(
-                "verify", "verifier", (term,), RewardsConfig(), workers=1
-            )
+            context = ScoreContext(role=RoleName("verifier"), terms=(term,))
+            scorers: Any = executor.open_scorers("verify", context, RewardsConfig(), workers=1)
             with contextlib.closing(scorers):
                 scorers.submit([request("0/0/0")])
                 assert scorers.wait(DEADLINE_S)

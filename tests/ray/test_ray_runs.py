@@ -14,7 +14,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.backend.environment import Action, EnvironmentContext, EpisodeStart
-from flowrl.backend.protocols import ScoreRequest, ScoreResult
+from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError, RewardError, WorkerDied
@@ -212,7 +212,8 @@ def test_scorers_whose_actor_is_killed_are_replaced_score_everything_and_have_a_
     )
     executor = RayExecutor(RuntimeConfig())
     executor.begin(tmp_path)
-    scorers: Any = executor.open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
+    context = ScoreContext(role=RoleName("verifier"), terms=terms)
+    scorers: Any = executor.open_scorers("verify", context, RewardsConfig(), workers=1)
     SPANS.take()
     with contextlib.closing(executor), contextlib.closing(scorers):
         kill(scorers._channel)
@@ -230,11 +231,12 @@ def test_scorers_whose_actor_is_killed_are_replaced_score_everything_and_have_a_
 def test_an_error_of_a_reward_comes_with_the_user_s_line(tmp_path: Path):
     (tmp_path / "bad.py").write_text("import nothing_like_this\n")
     terms = ({"kind": "python", "name": "bad", "function": f"{tmp_path / 'bad.py'}:f"},)
+    context = ScoreContext(role=RoleName("verifier"), terms=terms)
     with (
         contextlib.closing(RayExecutor(RuntimeConfig())) as executor,
         pytest.raises(RewardError, match=r"bad\.py:1"),
     ):
-        executor.open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
+        executor.open_scorers("verify", context, RewardsConfig(), workers=1)
 
 
 def test_an_environment_whose_actor_is_killed_loses_its_episodes_and_plays_new_ones():

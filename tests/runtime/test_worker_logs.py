@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from flowrl.backend.protocols import ScoreContext
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RuntimeConfig
+from flowrl.ids import RoleName
 from flowrl.runtime import worker_logs
 from flowrl.runtime.local.executor import LocalExecutor
 from flowrl.runtime.worker_logs import WorkerLogs
@@ -57,7 +59,8 @@ def test_what_a_reward_prints_is_in_the_run_s_folder(tmp_path: Path):
     terms: tuple[dict[str, object], ...] = (
         {"kind": "python", "name": "loud", "function": f"{tmp_path / 'loud.py'}:f"},
     )
-    scorers: Any = executor.open_scorers("verify", "verifier", terms, RewardsConfig(), workers=1)
+    context = ScoreContext(role=RoleName("verifier"), terms=terms)
+    scorers: Any = executor.open_scorers("verify", context, RewardsConfig(), workers=1)
     scorers.close()
     executor.close()
     assert (tmp_path / "logs" / "verifier.score[0].log").read_text() == "loaded\n"

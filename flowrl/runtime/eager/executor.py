@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from flowrl.backend.protocols import ScoreContext
 from flowrl.config.rewards import RewardsConfig
 from flowrl.runtime.driver.collected_batch import Scorers
 from flowrl.runtime.local.executor import LocalExecutor
@@ -18,17 +17,9 @@ class EagerExecutor(LocalExecutor):
 
     @property
     def description(self) -> str:
-        """See `Executor`."""
         return "eager, in one process of this machine"
 
     def open_scorers(
-        self,
-        backend: str,
-        role: str,
-        terms: tuple[Mapping[str, object], ...],
-        rewards: RewardsConfig,
-        *,
-        workers: int,
+        self, backend: str, context: ScoreContext, rewards: RewardsConfig, *, workers: int
     ) -> Scorers:
-        """See `Executor`."""
-        return open_inline_scoring(backend, role, terms)
+        return open_inline_scoring(backend, context)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
@@ -137,12 +136,7 @@ class EagerSession:
     def __enter__(self) -> EagerSession:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.close()
 
     def _give_up(self, turn: Turn) -> None:

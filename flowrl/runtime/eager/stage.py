@@ -70,11 +70,9 @@ class EagerTracer(Tracer):
             raise _deviation(last, "the end of the program", f"{left[0].id} ({left[0].source})")
 
     def value_of(self, node_id: NodeId, fields: tuple[Field, ...]) -> object:
-        """See `Tracer`."""
         return self._step.value(node_id, fields)
 
     def described_values(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
-        """See `Tracer`."""
         return self._step.text_of_value(node_id, fields)
 
     def _check(self, node: Node) -> None:

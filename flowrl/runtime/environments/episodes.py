@@ -173,7 +173,6 @@ class EpisodeEngine:
 
     @property
     def num_slots(self) -> int:
-        """See `GenerateBackend`."""
         return self._num_slots
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
@@ -270,7 +269,6 @@ class EpisodeEngine:
             engine.sleep()
 
     def wake(self) -> None:
-        """See `GenerateBackend`."""
         for engine in self._engines:
             engine.wake()
 

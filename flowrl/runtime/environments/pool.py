@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from flowrl.backend.environment import Action, Environment, EnvironmentContext, EpisodeStart
@@ -232,12 +231,7 @@ class EnvironmentPool:
     def __enter__(self) -> EnvironmentPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        reason: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.close()
 
     # Inside

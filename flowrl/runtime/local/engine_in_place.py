@@ -47,12 +47,10 @@ class EngineInPlace(RestartableEngine):
             self._kept += super().poll(0.0)
 
     def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
-        """See `GenerateBackend`."""
         kept, self._kept = self._kept, []
         return kept or super().poll(timeout_s)
 
     def close(self) -> None:
-        """See `GenerateBackend`."""
         super().close()
         if self._copies is not None:
             self._copies.close()

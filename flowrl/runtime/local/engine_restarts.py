@@ -202,15 +202,12 @@ class RestartableEngine:
 
     @property
     def num_slots(self) -> int:
-        """See `GenerateBackend`."""
         return self.engine.num_slots
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        """See `GenerateBackend`."""
         self.engine.submit(requests)
 
     def abort(self, samples: Sequence[SampleId]) -> None:
-        """See `GenerateBackend`."""
         self.engine.abort(samples)
 
     def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
@@ -239,7 +236,6 @@ class RestartableEngine:
             self._folders.loaded(self.name, loaded.version)
 
     def load(self, weights: Weights) -> None:
-        """See `GenerateBackend`."""
         self._send(weights)
 
     def _send(self, weights: Weights) -> None:
@@ -255,13 +251,10 @@ class RestartableEngine:
             self._send(newest)
 
     def sleep(self) -> None:
-        """See `GenerateBackend`."""
         self.engine.sleep()
 
     def wake(self) -> None:
-        """See `GenerateBackend`."""
         self.engine.wake()
 
     def close(self) -> None:
-        """See `GenerateBackend`."""
         self.engine.close()

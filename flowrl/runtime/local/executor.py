@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flowrl.backend.environment import EnvironmentContext
@@ -10,7 +10,7 @@ from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
 from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RunConfig, RuntimeConfig
-from flowrl.ids import EngineId, RoleName
+from flowrl.ids import EngineId
 from flowrl.plan.schema import Placement
 from flowrl.runtime.channels import Channel
 from flowrl.runtime.driver.collected_batch import Scorers
@@ -35,24 +35,20 @@ class LocalExecutor:
 
     @property
     def description(self) -> str:
-        """See `Executor`."""
         return "local, in processes of this machine"
 
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
-        """See `Executor`."""
         require_runnable(config, stages)
 
     def reserve(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
         """See `Executor`; there is nothing to reserve."""
 
     def begin(self, folder: Path) -> None:
-        """See `Executor`."""
         self._logs.begin(folder)
 
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:
-        """See `Executor`."""
         plugin = require(placement.backend, Service.TRAIN, placement.role)
         if generates:
             require(placement.backend, Service.GENERATE, placement.role)
@@ -75,7 +71,6 @@ class LocalExecutor:
         cores: Sequence[int],
         most: int,
     ) -> EngineFleet:
-        """See `Executor`."""
         return EngineFleet(
             names,
             plugin,
@@ -94,19 +89,12 @@ class LocalExecutor:
             return open_engine_worker(output)
 
     def open_scorers(
-        self,
-        backend: str,
-        role: str,
-        terms: tuple[Mapping[str, object], ...],
-        rewards: RewardsConfig,
-        *,
-        workers: int,
+        self, backend: str, context: ScoreContext, rewards: RewardsConfig, *, workers: int
     ) -> Scorers:
-        """See `Executor`."""
-        require(backend, Service.SCORE, role)
+        require(backend, Service.SCORE, context.role)
         return ScoringPool(
             backend,
-            ScoreContext(role=RoleName(role), terms=terms),
+            context,
             timeout_s=rewards.timeout_s,
             workers=workers,
             memory_gb=rewards.memory_gb,
@@ -115,7 +103,6 @@ class LocalExecutor:
         )
 
     def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
-        """See `Executor`."""
         plugin = require(backend, Service.ENVIRONMENT, context.role)
         return EnvironmentPool(plugin.open_environment, context)
 

@@ -62,18 +62,15 @@ class ProcessChannel:
         self._selector.register(ours, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """See `Channel`."""
         # select, poll and epoll take an epoll or kqueue descriptor like any other.
         return cast("selectors.EpollSelector", self._selector).fileno()
 
     def send(self, message: Message) -> None:
-        """See `Channel`."""
         if not self._is_over:
             self._outgoing += pack(message)
             self._send()
 
     def receive(self, timeout_s: float) -> list[Message]:
-        """See `Channel`."""
         messages: list[Message] = []
         for _, events in self._selector.select(timeout_s):
             if events & selectors.EVENT_WRITE:
@@ -91,7 +88,6 @@ class ProcessChannel:
         return str(folder)
 
     def ended(self) -> str | None:
-        """See `Channel`."""
         if not self._is_over:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -100,14 +96,12 @@ class ProcessChannel:
         return "mute" if code is None else ending(code)
 
     def kill(self, grace_s: float = 0.0) -> None:
-        """See `Channel`."""
         if grace_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=grace_s)
         kill(self.process)
 
     def close(self, grace_s: float) -> None:
-        """See `Channel`."""
         if not self._closed:
             self.hang_up()
             self.kill(grace_s)
@@ -146,18 +140,15 @@ class SocketMailbox:
         self._incoming = FrameReader()
 
     def fileno(self) -> int:
-        """See `Mailbox`."""
         return self._sock.fileno()
 
     def receive(self) -> list[Message] | None:
-        """See `Mailbox`."""
         while data := received(self._sock, 1 << 18):
             if messages := self._incoming.feed(data):
                 return messages
         return None
 
     def send(self, message: Message) -> None:
-        """See `Mailbox`."""
         spans = SPANS.message()
         try:
             self._sock.sendall(pack(message) + (b"" if spans is None else pack(spans)))
@@ -167,6 +158,5 @@ class SocketMailbox:
 
     @contextlib.contextmanager
     def folder(self, shared: object) -> Iterator[Path]:
-        """See `Mailbox`."""
         assert isinstance(shared, str)
         yield Path(shared)

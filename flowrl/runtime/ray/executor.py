@@ -21,7 +21,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RunConfig, RuntimeConfig
 from flowrl.errors import ConfigError, PlanError
-from flowrl.ids import EngineId, RoleName, engine_id
+from flowrl.ids import EngineId, engine_id
 from flowrl.plan.local import engines_of
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint.run_files import worker_files
@@ -45,7 +45,6 @@ class RayExecutor(LocalExecutor):
         self._files: Sequence[Path] = ()
 
     def require_runnable(self, config: RunConfig, stages: Sequence[CompiledStage]) -> None:
-        """See `Executor`."""
         super().require_runnable(config, stages)
         if find_spec("ray") is None:
             raise ConfigError(
@@ -59,7 +58,6 @@ class RayExecutor(LocalExecutor):
 
     @property
     def description(self) -> str:
-        """See `Executor`."""
         return f"ray, {self._cluster.description}"
 
     @cached_property
@@ -149,27 +147,22 @@ class RayExecutor(LocalExecutor):
         )
 
     def open_scorers(
-        self,
-        backend: str,
-        role: str,
-        terms: tuple[Mapping[str, object], ...],
-        rewards: RewardsConfig,
-        *,
-        workers: int,
+        self, backend: str, context: ScoreContext, rewards: RewardsConfig, *, workers: int
     ) -> Scorers:
-        """See `Executor`."""
         from flowrl.runtime.ray.clients import ActorScorers
 
-        require(backend, Service.SCORE, role)
-        context = ScoreContext(role=RoleName(role), terms=terms)
+        require(backend, Service.SCORE, context.role)
         return ActorScorers(
-            partial(self._cluster.start, f"{role}.score", "flowrl.runtime.ray.workers:run_scorers"),
+            partial(
+                self._cluster.start,
+                f"{context.role}.score",
+                "flowrl.runtime.ray.workers:run_scorers",
+            ),
             ("open", backend, context, rewards, workers, self._runtime.start_timeout_s),
             self._runtime.start_timeout_s,
         )
 
     def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
-        """See `Executor`."""
         from flowrl.runtime.ray.clients import ActorLoop
 
         plugin = require(backend, Service.ENVIRONMENT, context.role)
@@ -187,7 +180,6 @@ class RayExecutor(LocalExecutor):
         )
 
     def close(self) -> None:
-        """See `Executor`."""
         if "_cluster" in self.__dict__:
             self._cluster.close()
         super().close()

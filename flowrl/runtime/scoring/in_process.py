@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from bdb import BdbQuit
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.backend.protocols import (
@@ -20,7 +20,7 @@ from flowrl.backend.protocols import (
     Service,
 )
 from flowrl.errors import FlowError
-from flowrl.ids import RoleName, SampleId
+from flowrl.ids import SampleId
 from flowrl.runtime.scoring.pool import FailureKind, ScoreFailure, failure_message
 from flowrl.runtime.scoring.worker import checked_score, classified, package_folders, unloadable
 from flowrl.runtime.user_errors import library_folders, user_frames
@@ -74,7 +74,6 @@ class InlineScorer:
             del self._prefetched[request.sample]
 
     def poll(self) -> list[ScoreResult | ScoreFailure]:
-        """See `Scorers`."""
         done, self._done = self._done, []
         return done
 
@@ -83,7 +82,6 @@ class InlineScorer:
         return bool(self._done)
 
     def close(self) -> None:
-        """See `Scorers`."""
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
@@ -119,19 +117,17 @@ class InlineScorer:
         )
 
 
-def open_inline_scoring(
-    backend: str, role: str, terms: tuple[Mapping[str, object], ...]
-) -> InlineScorer:
+def open_inline_scoring(backend: str, context: ScoreContext) -> InlineScorer:
     """Opens a role's scorer in this process.
 
     Raises:
         RewardError: the reward cannot be loaded; with the user's own file and line.
         FlowError: an error of the plug-in about its configuration.
     """
-    plugin = require(backend, Service.SCORE, role)
+    plugin = require(backend, Service.SCORE, context.role)
     own = (*library_folders(), *package_folders(plugin))
     try:
-        scorer = plugin.open_score(ScoreContext(role=RoleName(role), terms=terms))
+        scorer = plugin.open_score(context)
     except (FlowError, KeyboardInterrupt):
         raise
     # Importing a user's file can raise anything; they get their own frames.

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from mmap import mmap
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import IO, cast
 
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
@@ -268,12 +267,7 @@ class ScoringPool:
     def __enter__(self) -> ScoringPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        reason: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.close()
 
     # One turn

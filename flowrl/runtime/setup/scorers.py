@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from flowrl.backend.protocols import ScoreContext
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Op
 from flowrl.graph.streaming import is_rule_score
@@ -49,12 +50,11 @@ class OpenScorers:
 
     def _open(self, role: RoleName, backend: str) -> None:
         config = self._config.rewards
-        configured, _ = self._config.terms_of(role)
+        configured, key = self._config.terms_of(role)
         terms = tuple(term.model_dump(mode="json") for term in configured)
         workers = self._workers.get(role, config.workers)
-        self._pools[role] = self._executor.open_scorers(
-            backend, role, terms, config, workers=workers
-        )
+        context = ScoreContext(role=role, terms=terms, key=key)
+        self._pools[role] = self._executor.open_scorers(backend, context, config, workers=workers)
 
     @property
     def observing(self) -> RoleName | None:
