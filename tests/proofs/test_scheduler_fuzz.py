@@ -174,7 +174,8 @@ MUTATIONS = [
     (Fleet, "_release", not_let_out),
     (Fleet, "publish", with_old_weights),
     (Fleet, "watch_stalls", without_looking_for_silence),
-    (Fleet, "unpack", leave_the_freed_engines_closed),
+    # Ten seconds pass until an episode meets it.
+    pytest.param(Fleet, "unpack", leave_the_freed_engines_closed, marks=pytest.mark.slow),
     (RolloutScheduler, "to_json", forget_what_failed),
     (AdmissionQueue, "room", one_group_more),
     (AdmissionQueue, "wanted_by_budget", never_ask),
