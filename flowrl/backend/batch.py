@@ -110,6 +110,11 @@ class SequenceBatch:
         spans = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in rows]
         return np.concatenate(spans) if spans else np.zeros(0, np.int64)
 
+    def over_tokens(self, values: npt.NDArray[Any]) -> Floats:
+        """float32 `[T]`: values `[N]` of samples at their response tokens, 0 at other tokens."""
+        spread = np.repeat(values, self.lengths)
+        return np.where(self.response_mask, spread, np.float32(0)).astype(np.float32)
+
     def select(self, rows: Sequence[int]) -> SequenceBatch:
         """The samples `rows`, in that order."""
         chosen, places = np.asarray(rows, np.int64), self.places(rows)

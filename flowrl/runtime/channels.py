@@ -7,10 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """The arrays of a message, as an element of it; a store may keep them for other workers.
+
+    Attributes:
+        value: An array, or anything that has `nbytes`; what a store keeps is mapped, and not
+            copied.
+        handle: What `flowrl.runtime.groups.resolved` finds them by; None if no store keeps them.
+    """
+
+    value: Any
+    handle: object | None = None
 
 
 class Channel(Protocol):

@@ -6,6 +6,9 @@
 
 Each worker makes its calls in the order of sending. Calls of this process are made at once, so
 their futures are done. Calls of actors (`flowrl.runtime.ray`) go on while the caller does.
+
+What a store keeps already is not put again: samples are named by where their tokens are, and fields
+of a `TrainBatch` by `Stored`. A worker resolves the names of a call before it makes it.
 """
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from flowrl.backend.batch import Ints, SequenceBatch, TrainBatch
+from flowrl.backend.batch import Ints, Sampler, SequenceBatch, TrainBatch
 from flowrl.runtime.checkpoint.store import describe_files
 from flowrl.runtime.spans import SPANS
+from flowrl.runtime.stored_tokens import StoredRows
 
 T = TypeVar("T")
 
@@ -40,6 +45,58 @@ class Dispatch(StrEnum):
     """Every worker, with its share of the rows; the results, one a row or token, are joined."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A field of a `TrainBatch` that a store keeps.
+
+    Attributes:
+        handle: What workers find it by.
+        here: The array as this process maps it, which workers are not sent.
+    """
+
+    handle: object
+    here: npt.NDArray[Any] | None = None
+
+    def __reduce__(self) -> tuple[type[Stored], tuple[object]]:
+        return Stored, (self.handle,)
+
+
+@dataclass(frozen=True, slots=True)
+class PerSample:
+    """A field of a `TrainBatch` with one value `[N]` a sample, which workers repeat over tokens."""
+
+    values: npt.NDArray[Any]
+
+
+class Answer(Future[Any]):
+    """The result of a call.
+
+    Attributes:
+        handle: What other workers find it by, if it is an array that a store keeps; set before it
+            is done.
+    """
+
+    handle: object | None = None
+
+
+class Samples(Protocol):
+    """The samples of a step that workers are to find."""
+
+    @property
+    def lengths(self) -> Ints:
+        """int64 `[N]`, tokens of each."""
+        ...
+
+    @property
+    def sequences(self) -> SequenceBatch:
+        """Their tokens, in the memory of this process."""
+        ...
+
+    def stored(self, sampler: Sampler | None) -> StoredRows | None:
+        """Returns them by name; None where no store has tokens of them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRef(Generic[T]):
     """A batch that was put where workers find it.
@@ -48,11 +105,13 @@ class DataRef(Generic[T]):
         handle: The batch itself in this process, or a reference to it in a store, as Ray has.
         lengths: int64 `[N]`, tokens of each sample.
         rows: The samples that are meant, in order; None for all of them.
+        logprobs: Behaviour logprobs of all of them, where the store has those too.
     """
 
     handle: object
     lengths: Ints
     rows: tuple[int, ...] | None = None
+    logprobs: Stored | None = None
 
     def __len__(self) -> int:
         return len(self.lengths) if self.rows is None else len(self.rows)
@@ -75,11 +134,24 @@ def resolved(argument: object, get: Callable[[object], object]) -> object:
         return argument
     batch = get(argument.handle)
     if isinstance(batch, TrainBatch):
-        batch = replace(batch, sequences=cast(SequenceBatch, resolved(batch.sequences, get)))
+        batch = _with_arrays(batch, get)
     if argument.rows is None:
         return batch
     assert isinstance(batch, SequenceBatch | TrainBatch)
     return batch.select(argument.rows)
+
+
+def _with_arrays(batch: TrainBatch, get: Callable[[object], object]) -> TrainBatch:
+    """Returns a batch with the sequences and the arrays that it names."""
+    sequences = cast(SequenceBatch, resolved(batch.sequences, get))
+    arrays: dict[str, Any] = {}
+    for field in fields(batch):
+        match getattr(batch, field.name):
+            case Stored(handle, here):
+                arrays[field.name] = get(handle) if here is None else here
+            case PerSample(values):
+                arrays[field.name] = sequences.over_tokens(values)
+    return replace(batch, sequences=sequences, **arrays)
 
 
 def performed(worker: object, method: str, arguments: Sequence[object]) -> object:
@@ -108,12 +180,22 @@ class WorkerGroup:
     def put(self, batch: SequenceBatch | TrainBatch) -> DataRef[Any]:
         """Puts a batch where every worker finds it.
 
-        The sequences of a `TrainBatch` may be the reference to sequences that were put before.
+        The sequences of a `TrainBatch` may be the reference to sequences that were put before, and
+        its arrays may be `Stored` or `PerSample`.
         """
         sequences: SequenceBatch | DataRef[Any] = (
             batch if isinstance(batch, SequenceBatch) else batch.sequences
         )
         return DataRef(handle=self._put(batch), lengths=sequences.lengths)
+
+    def put_samples(self, samples: Samples, sampler: Sampler | None) -> DataRef[SequenceBatch]:
+        """Puts the tokens of samples where every worker finds them.
+
+        Args:
+            sampler: What their logprobs are to repeat.
+        """
+        sequences = samples.sequences
+        return self.put(sequences if sampler is None else replace(sequences, sampler=sampler))
 
     def call(self, method: str, *arguments: object, dispatch: Dispatch) -> Future[Any]:
         """Has workers call a method; returns at once."""
@@ -153,7 +235,7 @@ class LocalGroup(WorkerGroup):
         self._workers = workers
 
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
-        return batch
+        return batch if isinstance(batch, SequenceBatch) else _with_arrays(batch, lambda h: h)
 
     def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
         found = [resolved(argument, lambda handle: handle) for argument in arguments]

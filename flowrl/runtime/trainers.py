@@ -27,6 +27,7 @@ class Trainer:
         self._group = group
         self.kind = type(group)
         self.put = group.put
+        self.put_samples = group.put_samples
         self.close = group.close
 
     def _all(self, method: str, *arguments: object) -> Future[Any]:

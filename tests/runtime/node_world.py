@@ -101,9 +101,9 @@ def samples(
     for role, values in (scores or {}).items():
         for payload, value in zip(payloads, values, strict=True):
             payload.scores[RoleName(role)] = value
-    return SampleSet(
-        origin=NodeId(origin),
-        sequences=SequenceBatch(
+    return SampleSet.of(
+        NodeId(origin),
+        SequenceBatch(
             samples=tuple(SampleId(f"{name}/{i % 2}") for i, name in enumerate(names)),
             tokens=np.arange(14),
             offsets=np.array(OFFSETS),
@@ -113,8 +113,8 @@ def samples(
             token_reward=None if token_reward is None else np.array(token_reward, np.float32),
             state=None if state is None else np.array(state),
         ),
-        groups=names,
-        payloads=tuple(payloads),
+        names,
+        payloads,
     )
 
 

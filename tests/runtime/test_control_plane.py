@@ -81,7 +81,7 @@ def test_a_sample_crosses_in_a_few_hundred_bytes_besides_its_tokens():
     ]
     sent = len(pack(("submit", pack_requests(requests)))) / len(requests)
     ends = [finished(request.sample, 64) for request in requests]
-    answered = len(pack(("outputs", pack_ends(ends), (), 0.0))) / len(requests)
+    answered = len(pack(("outputs", *pack_ends(ends), (), 0.0))) / len(requests)
     assert sent - 64 * 8 < 300
     assert answered - 64 * (8 + 4) < 100
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,13 @@ from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Edge, Graph, Node, Unit
 from flowrl.graph.ir import called, held_field
-from flowrl.graph.signatures import PART
+from flowrl.graph.signatures import PART, ROLLOUT_LOGPROBS
 from flowrl.ids import NodeId, SampleId
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Array, SampleSet, StepBatch
 from flowrl.runtime.driver.texts import Texts
+from flowrl.runtime.groups import DataRef, PerSample, Stored
 from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec
 from flowrl.specs.advantage import MaxRL
 from flowrl.specs.loss import OutcomeLoss
@@ -90,10 +92,27 @@ class NodeInputs:
             return None
         return self.read(edge.src, field)
 
+    def are_sampled(self, argument: str, field: str) -> bool:
+        """True for the logprobs of a rollout as the payloads of the node's samples have them."""
+        edge = self.edge(argument)
+        return edge is not None and self._step.values.are_sampled(edge.src, field, self.samples)
+
     def floats(self, argument: str, field: str) -> Floats | None:
         """Returns the values of `get` as float32."""
         found = self.get(argument, field)
         return None if found is None else np.asarray(found, np.float32)
+
+    def for_trainer(self, argument: str, field: str) -> Floats | Stored | None:
+        """Returns the values of `floats`, or where the node's trainer finds them in a store."""
+        edge = self.edge(argument)
+        if edge is None or field not in edge.fields:
+            return None
+        return self.read_for_trainer(edge.src, field)
+
+    def read_for_trainer(self, source: NodeId, field: str) -> Floats | Stored:
+        """Returns a node's field as float32, or where a trainer finds it in a store."""
+        found = np.asarray(self.read(source, field), np.float32)
+        return self._step.values.stored.get((source, field), found)
 
     def samples_of(self, edge: Edge) -> SampleSet:
         """Returns the set to which an edge's values belong."""
@@ -106,14 +125,10 @@ class NodeInputs:
 
     def token_floats(self, edge: Edge, field: str) -> Floats:
         """Returns float32 `[T]`: a field of tokens, or one of samples repeated; 0 off responses."""
-        values = self.read(edge.src, field)
-        return _over_tokens(values, self.sequences, per_token=self.is_per_token(edge, field))
-
-
-def _over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) -> Floats:
-    """Repeats values of samples over their tokens: float32 `[T]`, 0 off the response mask."""
-    spread = values if per_token else np.repeat(values, sequences.lengths)
-    return np.where(sequences.response_mask, spread, np.float32(0)).astype(np.float32)
+        values, sequences = self.read(edge.src, field), self.sequences
+        if not self.is_per_token(edge, field):
+            return sequences.over_tokens(values)
+        return np.where(sequences.response_mask, values, np.float32(0)).astype(np.float32)
 
 
 def run_map(inputs: NodeInputs, texts: Texts) -> MapResult:
@@ -139,7 +154,7 @@ def run_parent(inputs: NodeInputs) -> Mapping[str, Array]:
     """Returns the values of each sample's parent, whose id is the sample's group."""
     edge = inputs.edge("input")
     assert edge is not None  # the verifier of graphs proves it
-    places = {sample: row for row, sample in enumerate(inputs.samples_of(edge).sequences.samples)}
+    places = {sample: row for row, sample in enumerate(inputs.samples_of(edge).samples)}
     rows = [places[SampleId(group)] for group in inputs.samples.groups]
     return {field: inputs.read(edge.src, field)[rows] for field in edge.fields}
 
@@ -148,7 +163,7 @@ def run_mean_of_children(inputs: NodeInputs) -> Mapping[str, Array]:
     """Returns float32 `[N]`: the mean of the values of each sample's children, which all have."""
     edge = inputs.edge("input")
     assert edge is not None  # the verifier of graphs proves it
-    places = {sample: row for row, sample in enumerate(inputs.sequences.samples)}
+    places = {sample: row for row, sample in enumerate(inputs.samples.samples)}
     rows = [places[SampleId(group)] for group in inputs.samples_of(edge).groups]
     counts = np.bincount(rows, minlength=len(places))
     return {
@@ -206,7 +221,7 @@ def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
         )
     function = resolve_advantage(spec)
     if not spec.needs and len(rewards) == 1:  # no arrays of tokens have to be padded
-        plain = AdvantageBatch(scores=rewards[0], groups=inputs.sequences.groups)
+        plain = AdvantageBatch(scores=rewards[0], groups=inputs.samples.numbers)
         return {"advantage": function(plain).advantages}
     places = Padding.of(inputs.sequences.offsets, inputs.sequences.response_mask)
     result = function(_batch(inputs, spec, rewards, places))
@@ -352,37 +367,60 @@ def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ..
     return tuple(tuple(range(a, b)) for a, b in pairwise(cuts))
 
 
-def train_batch(inputs: NodeInputs) -> TrainBatch:
-    """Makes the batch with the fields that the update's loss and penalty read, and no others."""
+def train_batch(inputs: NodeInputs, sequences: DataRef[SequenceBatch]) -> TrainBatch:
+    """Makes the batch with the fields that the update's loss and penalty read, and no others.
+
+    Args:
+        sequences: The reference to the node's samples.
+    """
     loss = inputs.node.attr("loss")
     assert isinstance(loss, LossSpec)
     needs, advantages = loss.needs, inputs.edge("advantages")
-    behaviour = old = None
+    behaviour: Floats | Stored | None = None
+    old: Floats | Stored | None = None
     if "behaviour_logprobs" in needs:
-        behaviour = inputs.floats("rollout", "rollout_logprobs")
+        behaviour = _rollout_logprobs(inputs, sequences)
     preferred = inputs.get("rollout", "preferred") if "preferred" in needs else None
     sampled = np.array(
         [payload.finish is not None for payload in inputs.samples.payloads], np.bool_
     )
     match inputs.node.attr("old_logprobs"):
         case "forward":
-            old = inputs.floats("old", "logprobs")
+            old = inputs.for_trainer("old", "logprobs")
         case "rollout_logprobs":
-            old = inputs.floats("rollout", "rollout_logprobs")
+            old = _rollout_logprobs(inputs, sequences)
         # Otherwise they are those of the update's own forward pass.
+    fields: dict[str, Any] = {
+        "sequences": sequences,
+        "behaviour_logprobs": behaviour,
+        "old_logprobs": old,
+        "reference_logprobs": inputs.for_trainer("reference", "logprobs"),
+        "reference_distributions": _distributions(inputs),
+        "advantages": None if advantages is None else _advantages(inputs, advantages),
+        "old_values": inputs.for_trainer("values", "values"),
+    }
     return TrainBatch(
-        sequences=inputs.sequences,
-        behaviour_logprobs=behaviour,
-        old_logprobs=old,
-        reference_logprobs=inputs.floats("reference", "logprobs"),
-        reference_distributions=_distributions(inputs),
-        advantages=None if advantages is None else inputs.token_floats(advantages, "advantage"),
+        **fields,
         returns=inputs.floats("returns", "returns"),
-        old_values=inputs.floats("values", "values"),
         preferred=None if preferred is None else np.asarray(preferred, np.bool_),
         sampled=None if behaviour is None or sampled.all() else sampled,
         extra=_extra_fields(inputs, loss),
     )
+
+
+def _rollout_logprobs(
+    inputs: NodeInputs, sequences: DataRef[SequenceBatch]
+) -> Floats | Stored | None:
+    """Returns float32 `[T]` of the rollout, or where they are together with the sequences."""
+    if sequences.logprobs is not None and inputs.are_sampled("rollout", ROLLOUT_LOGPROBS.name):
+        return sequences.logprobs
+    return inputs.floats("rollout", ROLLOUT_LOGPROBS.name)
+
+
+def _advantages(inputs: NodeInputs, edge: Edge) -> Floats | PerSample:
+    if inputs.is_per_token(edge, "advantage"):
+        return inputs.token_floats(edge, "advantage")
+    return PerSample(inputs.read(edge.src, "advantage"))
 
 
 def _extra_fields(inputs: NodeInputs, loss: LossSpec) -> dict[str, Floats]:
@@ -410,12 +448,12 @@ def _extra_fields(inputs: NodeInputs, loss: LossSpec) -> dict[str, Floats]:
     return fields
 
 
-def _distributions(inputs: NodeInputs) -> Floats | None:
+def _distributions(inputs: NodeInputs) -> Floats | Stored | None:
     """Returns float32 `[R, V]` of the reference, if the penalty is the full divergence."""
     kl, edge = inputs.node.attr("kl"), inputs.edge("reference")
     if edge is None or not isinstance(kl, KL) or kl.estimator != "full":
         return None
-    return np.asarray(inputs.read(edge.src, DISTRIBUTIONS), np.float32)
+    return inputs.read_for_trainer(edge.src, DISTRIBUTIONS)
 
 
 def update_spec(
@@ -434,7 +472,7 @@ def update_spec(
         loss=loss,
         kl=kl,
         temperature=temperature,
-        mini_batches=split_groups(inputs.sequences.groups.tolist(), plan.sizes.mini_batches),
+        mini_batches=split_groups(inputs.samples.numbers.tolist(), plan.sizes.mini_batches),
         micro_batch=operation.micro_batch,
         recompute=operation.recompute,
         max_tokens=max_tokens,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -244,13 +244,6 @@ class BatchProgram:
     def _temperature(self, inputs: NodeInputs) -> float:
         return self._sampling(inputs).temperature or 1.0  # greedy logprobs are those at 1
 
-    def _as_sampled(self, inputs: NodeInputs) -> SequenceBatch:
-        """Returns the node's samples, with the sampler that their logprobs repeat, if any."""
-        sampler = self._samplers.get(inputs.samples.origin)
-        if sampler is None:
-            return inputs.sequences
-        return replace(inputs.sequences, sampler=sampler)
-
     def _worker(self, node: Node) -> PolicyWorker:
         return self._context.policies[role_of(node)]
 
@@ -262,12 +255,11 @@ class BatchProgram:
         Args:
             as_sampled: With the sampler that their logprobs repeat, if any.
         """
-        as_sampled = as_sampled and inputs.samples.origin in self._samplers
+        sampler = self._samplers.get(inputs.samples.origin) if as_sampled else None
         train = self._worker(inputs.node).train
-        key = id(inputs.sequences), as_sampled, train.kind
+        key = id(inputs.samples), sampler is not None, train.kind
         if key not in step.refs:
-            sequences = self._as_sampled(inputs) if as_sampled else inputs.sequences
-            step.refs[key] = train.put(sequences)
+            step.refs[key] = train.put_samples(inputs.samples, sampler)
         return step.refs[key]
 
     # Handlers
@@ -388,8 +380,7 @@ class BatchProgram:
     def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, sampling = inputs.node, self._sampling(inputs)
         worker = self._worker(node)
-        sequences = cast(SequenceBatch, self._put(inputs, step, as_sampled=True))
-        put = worker.train.put(replace(train_batch(inputs), sequences=sequences))
+        put = worker.train.put(train_batch(inputs, self._put(inputs, step, as_sampled=True)))
         spec = update_spec(
             inputs,
             self._plan,
@@ -399,7 +390,7 @@ class BatchProgram:
         )
         if node.id in self._sums:
             _, number = self._sums[node.id]
-            groups = inputs.sequences.groups
+            groups = inputs.samples.numbers
             step.terms.append(Term(node=node, number=number, batch=put, groups=groups, spec=spec))
             return
         worker.stale = True

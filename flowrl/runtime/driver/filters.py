@@ -23,7 +23,7 @@ from flowrl.backend.batch import Ints
 from flowrl.graph import Node, Op, Unit, score_source
 from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import NodeId
-from flowrl.runtime.driver.batch_nodes import NodeInputs
+from flowrl.runtime.driver.batch_nodes import OF_SEQUENCES, NodeInputs
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.driver.payloads import (
     GroupRows,
@@ -150,7 +150,7 @@ def rows_kept(inputs: NodeInputs) -> Ints:
     assert isinstance(spec, FilterSpec)
     scores = inputs.get("scores", "score")
     assert scores is not None  # the verifier of graphs proves it
-    sizes = group_sizes(inputs.sequences.groups)
+    sizes = group_sizes(inputs.samples.numbers)
     return np.flatnonzero(
         np.repeat(kept_groups(spec, np.asarray(scores, np.float64), sizes), sizes)
     )
@@ -162,8 +162,8 @@ def rows_selected(inputs: NodeInputs) -> Ints:
     assert isinstance(spec, SelectSpec)
     scores = inputs.get("scores", "score")
     assert scores is not None  # the verifier of graphs proves it
-    sequences = inputs.sequences
-    return resolve_select(spec)(scores, sequences.groups, sequences.samples)
+    samples = inputs.samples
+    return resolve_select(spec)(scores, samples.numbers, samples.samples)
 
 
 def group_sizes(groups: Ints) -> list[int]:
@@ -179,13 +179,21 @@ def make_subset(inputs: NodeInputs, step: StepBatch, rows: Ints) -> SampleSet:
     """Puts the set of `rows` into the step, with the fields that the node passes on of them."""
     node = inputs.node
     chosen = step.sets[node.id] = inputs.samples.select(rows)
-    places = inputs.sequences.places(rows.tolist())
     for field in node.outputs:
         argument = _argument_of(inputs, node, field.name)
         if argument is not None:
+            if inputs.are_sampled(argument, field.name):
+                step.values.add_sampled(node.id, field.name, chosen)
+                continue
+            if field.name in OF_SEQUENCES and not chosen.has_episodes:
+                continue  # the set's own sequences have it
             values = inputs.get(argument, field.name)
             assert values is not None
-            step.values[node.id, field.name] = values[places if field.unit is Unit.TOKENS else rows]
+            if field.unit is Unit.TOKENS:
+                values = values[inputs.sequences.places(rows.tolist())]
+            else:
+                values = values[rows]
+            step.values[node.id, field.name] = values
         elif field.name == PREFERRED.name:
             # Of each pair that a selection makes, the first sample is the preferred one.
             step.values[node.id, field.name] = np.arange(len(rows)) % 2 == 0
@@ -203,7 +211,7 @@ def make_turns(inputs: NodeInputs, step: StepBatch, spec: Turns) -> None:
     made = make_subset(inputs, step, rows)
     mask = own[inputs.sequences.places(rows.tolist())]
     sequences = replace(made.sequences, response_mask=mask)
-    step.sets[inputs.node.id] = replace(made, sequences=sequences)
+    step.sets[inputs.node.id] = replace(made, made=sequences)
     sums = np.add.reduceat(np.where(own, reward, 0.0).astype(np.float64), starts)
     step.values[inputs.node.id, "score"] = sums[rows].astype(np.float32)
 

@@ -49,7 +49,7 @@ def _revisions(revised: SampleSet, drafts: SampleSet) -> tuple[SampleSet, Sample
 
     Those whose draft is not in the set are left out. Payloads stay: each sample has one end.
     """
-    places = {sample: row for row, sample in enumerate(drafts.sequences.samples)}
+    places = {sample: row for row, sample in enumerate(drafts.samples)}
     pairs: list[tuple[int, int]] = []
     for row, group in enumerate(revised.groups):
         name = str(group)
@@ -59,14 +59,14 @@ def _revisions(revised: SampleSet, drafts: SampleSet) -> tuple[SampleSet, Sample
             pairs.append((row, places[SampleId(name)]))
     of_drafts = drafts.select(np.array([place for _, place in pairs], np.int64))
     samples = [
-        (revised.sequences.samples[row], replace(revised.payloads[row], item=draft.item))
+        (revised.samples[row], replace(revised.payloads[row], item=draft.item))
         for (row, _), draft in zip(pairs, of_drafts.payloads, strict=True)
     ]
-    answers = SampleSet(
-        origin=revised.origin,
-        sequences=sequence_batch(samples, of_drafts.groups),
-        groups=of_drafts.groups,
-        payloads=tuple(revised.payloads[row] for row, _ in pairs),
+    answers = SampleSet.of(
+        revised.origin,
+        sequence_batch(samples, of_drafts.groups),
+        of_drafts.groups,
+        [revised.payloads[row] for row, _ in pairs],
     )
     return answers, of_drafts
 

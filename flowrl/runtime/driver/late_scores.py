@@ -55,7 +55,7 @@ class LateScores:
         requests = []
         for place, payload in enumerate(samples.payloads):
             # Samples of two rollouts of the same prompts have the same ids.
-            name = SampleId(f"{samples.sequences.samples[place]}#{place}")
+            name = SampleId(f"{samples.samples[place]}#{place}")
             payloads[name] = payload
             finish = payload.finish or FinishReason.STOP
             text = texts.response(samples.origin, payload)

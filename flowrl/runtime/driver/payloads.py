@@ -18,12 +18,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask, SequenceBatch, TrainBatch
+from flowrl.backend.batch import (
+    Floats,
+    Ints,
+    KeptTokens,
+    Mask,
+    Sampler,
+    SequenceBatch,
+    TrainBatch,
+)
 from flowrl.backend.protocols import Finished, OptimizerStep, UpdateSpec
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
@@ -32,8 +41,15 @@ from flowrl.graph.signatures import ROLLOUT_LOGPROBS, SCORE
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
-from flowrl.runtime.groups import DataRef
+from flowrl.runtime.groups import Answer, DataRef, Stored
 from flowrl.runtime.spans import DRIVER, SPANS
+from flowrl.runtime.stored_tokens import (
+    AttemptTokens,
+    StoredEnd,
+    StoredRows,
+    StoredSpan,
+    ragged_batch,
+)
 from flowrl.specs import FinishReason
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
@@ -66,6 +82,7 @@ class Payload:
         token_reward: float32 `[R]` of an episode.
         state: int64 `[R]` of an episode.
         broken: The reason why an episode ended without a score; None otherwise.
+        spans: Where workers find the tokens of each attempt; None where they are here alone.
     """
 
     item: PromptItem
@@ -88,6 +105,7 @@ class Payload:
     token_reward: Floats | None = None
     state: Ints | None = None
     broken: EpisodeFailure | None = None
+    spans: tuple[StoredSpan, ...] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -137,11 +155,13 @@ class Payload:
         """Joins what an attempt produced to what the sample already had."""
         if isinstance(end, FinishedEpisode):
             self._take_episode(end)
+        spans = (end.span,) if isinstance(end, StoredEnd) else None
         if len(self.tokens):
+            self.spans = None if self.spans is None or spans is None else self.spans + spans
             self.tokens = np.concatenate([self.tokens, end.tokens])
             self.logprobs = np.concatenate([self.logprobs, end.logprobs])
         else:
-            self.tokens, self.logprobs = end.tokens, end.logprobs
+            self.spans, self.tokens, self.logprobs = spans, end.tokens, end.logprobs
         self.versions += end.versions
         if end.kept is not None:
             self.kept = KeptTokens.joined(
@@ -216,39 +236,33 @@ def sequence_batch(
         payloads: N samples, the members of a group adjacent; all of them episodes, or none.
         groups: N ids, one for each sample.
     """
-    pieces: list[Ints] = []
-    lengths = np.empty(2 * len(payloads), np.int64)
-    for i, (_, payload) in enumerate(payloads):
-        pieces += (payload.item.prompt_ids, payload.tokens)
-        lengths[2 * i], lengths[2 * i + 1] = len(payload.item.prompt_ids), len(payload.tokens)
-    numbers: dict[GroupId, int] = {}
-    batch = SequenceBatch(
-        samples=tuple(sample for sample, _ in payloads),
-        tokens=np.concatenate(pieces) if pieces else _NO_INTS,
-        offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]).astype(np.int64),
-        response_mask=np.repeat(np.tile([False, True], len(payloads)), lengths),
-        groups=np.array([numbers.setdefault(g, len(numbers)) for g in groups], np.int64),
-        kept=_kept([payload for _, payload in payloads]),
+    responses = [payload for _, payload in payloads]
+    _require_kept(responses)
+    batch = ragged_batch(
+        [sample for sample, _ in payloads],
+        [payload.item.prompt_ids for payload in responses],
+        responses,
+        _numbers(groups),
     )
-    return _with_turns(batch, [payload for _, payload in payloads])
+    return _with_turns(batch, responses)
 
 
-def _kept(payloads: Sequence[Payload]) -> KeptTokens | None:
-    """Joins the tokens that truncated sampling kept in a batch; None if unreported."""
+def _numbers(groups: Sequence[GroupId]) -> Ints:
+    """Returns int64 `[N]`, the groups numbered in the order in which they come."""
+    numbers: dict[GroupId, int] = {}
+    return np.array([numbers.setdefault(group, len(numbers)) for group in groups], np.int64)
+
+
+def _require_kept(payloads: Sequence[Payload]) -> None:
+    """Checks that all samples report what truncated sampling kept, or none."""
     if all(payload.kept is None for payload in payloads):
-        return None
-    parts = []
+        return
     for payload in payloads:
         if payload.kept is None and payload.num_sampled:
             raise SchedulerError(
                 "a sample does not report what its sampler kept, as the others of its batch do",
                 found=f"{payload.num_sampled} tokens for prompt {payload.item.group}",
             )
-        parts.append(KeptTokens.everything(len(payload.item.prompt_ids)))
-        parts.append(
-            KeptTokens.everything(len(payload.tokens)) if payload.kept is None else payload.kept
-        )
-    return KeptTokens.joined(parts)
 
 
 def _with_turns(batch: SequenceBatch, payloads: Sequence[Payload]) -> SequenceBatch:
@@ -295,32 +309,106 @@ GroupRows = tuple[GroupId, Sequence[tuple[SampleId, Payload]]]
 """A group and its members in member order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SampleSet:
     """N samples.
 
     Attributes:
         origin: The rollout or the source that they come from.
+        samples: N ids.
         groups: N ids, the prompt that each one answers; equal ones are adjacent.
+        numbers: int64 `[N]`, `groups` as numbers.
         payloads: N; what the driver knows of each.
+        made: Their tokens; None for those of the payloads, which are laid out when they are read.
     """
 
     origin: NodeId
-    sequences: SequenceBatch
+    samples: tuple[SampleId, ...]
     groups: tuple[GroupId, ...]
+    numbers: Ints
     payloads: tuple[Payload, ...]
+    made: SequenceBatch | None = None
+
+    @classmethod
+    def of(
+        cls,
+        origin: NodeId,
+        sequences: SequenceBatch,
+        groups: Sequence[GroupId],
+        payloads: Sequence[Payload],
+    ) -> SampleSet:
+        """Makes a set whose tokens are not those of its payloads."""
+        return cls(
+            origin=origin,
+            samples=sequences.samples,
+            groups=tuple(groups),
+            numbers=sequences.groups,
+            payloads=tuple(payloads),
+            made=sequences,
+        )
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    @property
+    def rows(self) -> tuple[tuple[SampleId, Payload], ...]:
+        """The samples with their payloads."""
+        return tuple(zip(self.samples, self.payloads, strict=True))
+
+    @cached_property
+    def sequences(self) -> SequenceBatch:
+        """Their tokens, in the memory of this process."""
+        if self.made is not None:
+            return self.made
+        return replace(sequence_batch(self.rows, self.groups), groups=self.numbers)
+
+    @property
+    def has_episodes(self) -> bool:
+        """True for whole episodes with an environment."""
+        return any(payload.is_episode for payload in self.payloads)
+
+    @property
+    def lengths(self) -> Ints:
+        """int64 `[N]`, tokens of each sample."""
+        if self.made is not None:
+            return self.made.lengths
+        sizes = [len(p.item.prompt_ids) + len(p.tokens) for p in self.payloads]
+        return np.array(sizes, np.int64)
+
+    def stored(self, sampler: Sampler | None) -> StoredRows | None:
+        """Returns them by name for a trainer's actor; None where no store has tokens of them."""
+        spans = [payload.spans for payload in self.payloads]
+        if self.made is not None or not any(spans):
+            return None
+        _require_kept(self.payloads)
+        prompts: dict[int, int] = {}
+        for payload in self.payloads:
+            prompts.setdefault(id(payload.item.prompt_ids), len(prompts))
+        by_id = {id(payload.item.prompt_ids): payload.item.prompt_ids for payload in self.payloads}
+        return StoredRows(
+            samples=self.samples,
+            groups=self.numbers,
+            prompts=tuple(by_id.values()),
+            prompt_of=tuple(prompts[id(payload.item.prompt_ids)] for payload in self.payloads),
+            attempts=tuple(
+                (AttemptTokens(tokens=p.tokens, logprobs=p.logprobs, kept=p.kept),)
+                if p.spans is None
+                else p.spans
+                for p in self.payloads
+            ),
+            sampler=sampler,
+        )
 
     def select(self, rows: Ints) -> SampleSet:
         """Returns the samples `rows`, in that order."""
         chosen: list[int] = rows.tolist()
         return SampleSet(
             origin=self.origin,
-            sequences=self.sequences.select(chosen),
+            samples=tuple(self.samples[i] for i in chosen),
             groups=tuple(self.groups[i] for i in chosen),
+            numbers=self.numbers[rows],
             payloads=tuple(self.payloads[i] for i in chosen),
+            made=None if self.made is None else self.made.select(chosen),
         )
 
     @classmethod
@@ -334,11 +422,11 @@ class SampleSet:
             np.array([numbers.setdefault(g, len(numbers)) for g in part.groups], np.int64)
             for part in parts
         ]
-        return cls(
-            origin=origin,
-            sequences=SequenceBatch.joined([part.sequences for part in parts], groups),
-            groups=tuple(group for part in parts for group in part.groups),
-            payloads=tuple(payload for part in parts for payload in part.payloads),
+        return cls.of(
+            origin,
+            SequenceBatch.joined([part.sequences for part in parts], groups),
+            [group for part in parts for group in part.groups],
+            [payload for part in parts for payload in part.payloads],
         )
 
 
@@ -348,8 +436,9 @@ def sample_set(origin: NodeId, groups: Sequence[GroupRows]) -> SampleSet:
     names = [group for group, members in groups for _ in members]
     return SampleSet(
         origin=origin,
-        sequences=sequence_batch(rows, names),
+        samples=tuple(sample for sample, _ in rows),
         groups=tuple(names),
+        numbers=_numbers(names),
         payloads=tuple(payload for _, payload in rows),
     )
 
@@ -376,12 +465,15 @@ class StepValues(dict[tuple[NodeId, str], Array]):
 
     Attributes:
         waited_s: Seconds of waiting so far, by the node that was waited for.
+        stored: Where trainers find what a worker has computed, if a store keeps it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._coming: dict[tuple[NodeId, str], Future[Any]] = {}
+        self._of_payloads: dict[tuple[NodeId, str], SampleSet] = {}
         self.waited_s: dict[NodeId, float] = {}
+        self.stored: dict[tuple[NodeId, str], Stored] = {}
 
     def expect(self, node: NodeId, field: str, array: Future[Any]) -> None:
         """Adds an array that a worker computes."""
@@ -389,17 +481,38 @@ class StepValues(dict[tuple[NodeId, str], Array]):
         if array.done():
             self._arrived((node, field))
 
+    def add_sampled(self, node: NodeId, field: str, samples: SampleSet) -> None:
+        """Adds the logprobs of a rollout, which are laid out when they are read here."""
+        self._of_payloads[node, field] = samples
+
+    def are_sampled(self, node: NodeId, field: str, samples: SampleSet) -> bool:
+        """True for the logprobs of a rollout as the payloads of `samples` have them."""
+        return self._of_payloads.get((node, field)) is samples
+
+    def __setitem__(self, key: tuple[NodeId, str], array: Array) -> None:
+        self._of_payloads.pop(key, None)
+        super().__setitem__(key, array)
+
     def __getitem__(self, key: tuple[NodeId, str]) -> Array:
-        self._arrived(key)
+        self._make(key)
         return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._coming or key in self._of_payloads
 
     def find(self, node: NodeId, field: str) -> Array | None:
         """Returns an array; None where the node has not given it."""
-        self._arrived((node, field))
+        self._make((node, field))
         return super().get((node, field))
 
+    def _make(self, key: tuple[NodeId, str]) -> None:
+        self._arrived(key)
+        samples = self._of_payloads.get(key)
+        if samples is not None and not super().__contains__(key):
+            super().__setitem__(key, behaviour_logprobs(samples.sequences, samples.rows))
+
     def settle(self) -> None:
-        """Waits for everything."""
+        """Waits for everything that workers compute."""
         for key in list(self._coming):
             self._arrived(key)
 
@@ -409,6 +522,8 @@ class StepValues(dict[tuple[NodeId, str], Array]):
             began = time.monotonic()
             with SPANS.waiting_for(array, DRIVER, str(key[0])):
                 self[key] = array.result()
+            if isinstance(array, Answer) and array.handle is not None:
+                self.stored[key] = Stored(array.handle, array.result())
             waited_s = self.waited_s.get(key[0], 0.0) + time.monotonic() - began
             self.waited_s[key[0]] = waited_s
 
@@ -465,9 +580,7 @@ def fill_fields(maker: Node, step: StepBatch, samples: SampleSet) -> None:
     Those of tokens, mask and turns are in the set's sequences.
     """
     if maker.output(ROLLOUT_LOGPROBS.name) is not None:
-        rows = tuple(zip(samples.sequences.samples, samples.payloads, strict=True))
-        values = behaviour_logprobs(samples.sequences, rows)
-        step.values[maker.id, ROLLOUT_LOGPROBS.name] = values
+        step.values.add_sampled(maker.id, ROLLOUT_LOGPROBS.name, samples)
     if maker.op is Op.INTERACT:
         step.values[maker.id, SCORE.name] = scores_by(role_of(maker), samples.payloads)
 

@@ -51,7 +51,7 @@ def held_groups(samples: SampleSet, scores: Sequence[float], version: int) -> li
         scores: One a sample.
         version: Weights that the policy has now, for a group without a token.
     """
-    rows = zip(samples.groups, samples.sequences.samples, samples.payloads, scores, strict=True)
+    rows = zip(samples.groups, samples.samples, samples.payloads, scores, strict=True)
     return [
         HeldGroup(
             group=group,

@@ -191,22 +191,20 @@ class VisibleResults:
             (node.id, name) in self.batch.values for name in names
         )
         places = (
-            {s: i for i, s in enumerate(known_samples.sequences.samples)}
-            if known_samples and known
-            else {}
+            {s: i for i, s in enumerate(known_samples.samples)} if known_samples and known else {}
         )
-        if not wanted or not places.keys() >= set(wanted.sequences.samples):
+        if not wanted or not places.keys() >= set(wanted.samples):
             self._program.run_node(node, step)
             return
         assert known_samples is not None
-        rows = np.array([places[sample] for sample in wanted.sequences.samples], np.int64)
+        rows = np.array([places[sample] for sample in wanted.samples], np.int64)
         self._give(node, known_samples, rows, step)
 
     def _give(self, node: Node, known_samples: SampleSet, rows: Ints, step: StepBatch) -> None:
         """Copies rows of a node's outputs into a step."""
         places = known_samples.sequences.places(rows.tolist())
         for field in node.outputs:
-            values = self.batch.values.get((node.id, field.name))
+            values = self.batch.values.find(node.id, field.name)
             if values is not None:
                 of_tokens = field.unit is Unit.TOKENS
                 step.values[node.id, field.name] = values[places if of_tokens else rows]
@@ -281,8 +279,7 @@ class EagerRollout:
         assert make is not None
         assert parents is not None
         samples = self.visible.batch.sets[parents]
-        rows = zip(samples.sequences.samples, samples.payloads, strict=True)
-        return make.items(list(rows))
+        return make.items(samples.rows)
 
     def show(self, node: Node) -> None:
         """Runs the line of a score, a map or a filter, before the samples are handed over."""
@@ -371,5 +368,5 @@ class EagerRollout:
             role = role_of(source)
             found_scores = [payload.scores[role] for payload in inputs.samples.payloads]
             scores = np.array(found_scores, np.float64)
-        sizes = group_sizes(inputs.sequences.groups)
+        sizes = group_sizes(inputs.samples.numbers)
         return np.flatnonzero(np.repeat(kept_groups(spec, scores, sizes), sizes))

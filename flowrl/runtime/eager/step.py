@@ -40,6 +40,7 @@ from flowrl.runtime.driver.payloads import (
     Array,
     SampleSet,
     StepBatch,
+    StepValues,
     receive_rollout,
     sample_set,
 )
@@ -383,7 +384,7 @@ def is_of_samples(fields: Sequence[Field]) -> bool:
 
 
 def samples_value(
-    node: NodeId, samples: SampleSet, values: Mapping[tuple[NodeId, str], Array], texts: Texts
+    node: NodeId, samples: SampleSet, values: StepValues, texts: Texts
 ) -> SamplesValue:
     """Returns the samples of a set.
 
@@ -395,7 +396,7 @@ def samples_value(
     # Arrays of the step itself are read-only: writing raises, and the run is unchanged.
     logprobs: Any
     preferred: Any
-    logprobs, preferred = (values.get((node, f.name)) for f in (ROLLOUT_LOGPROBS, PREFERRED))
+    logprobs, preferred = (values.find(node, f.name) for f in (ROLLOUT_LOGPROBS, PREFERRED))
     return SamplesValue(
         samples=tuple(sequences.samples),
         groups=tuple(samples.groups),
@@ -417,7 +418,7 @@ def arrays_of(node: Node, fields: Sequence[Field], batch: StepBatch) -> dict[str
     """Returns the arrays of a node's fields; empty ones if it had no sample to work on."""
     found: dict[str, Array] = {}
     for field in fields:
-        values = batch.values.get((node.id, field.name))
+        values = batch.values.find(node.id, field.name)
         if values is None:
             values = np.zeros(0, _DTYPES[field.dtype])
         found[field.name] = _read_only(values)

@@ -28,7 +28,7 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
-from flowrl.runtime.channels import Channel, Message, OpenChannel
+from flowrl.runtime.channels import Bulk, Channel, Message, OpenChannel
 from flowrl.runtime.local.engine_worker import (
     PackedEnds,
     PackedProgress,
@@ -244,9 +244,9 @@ class EngineProcess:
         match message:
             case ("ready",):
                 self._ready = True
-            case ("outputs", tuple(ends), tuple(progress), float(busy_s)):
+            case ("outputs", tuple(ends), Bulk() as tokens, tuple(progress), float(busy_s)):
                 self._busy_s = busy_s
-                finished = unpack_ends(cast("PackedEnds", ends))
+                finished = unpack_ends(cast("PackedEnds", ends), tokens)
                 for end in finished:
                     if self._live.get(end.sample) == end.attempt:
                         del self._live[end.sample]

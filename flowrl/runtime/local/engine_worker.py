@@ -9,14 +9,14 @@ Everything that engine or plug-in print goes to standard error: standard output 
 
 `model` is a shared folder (`Channel.share`). Requests and ends cross as plain tuples
 and whole arrays of many samples, because hundreds of them cross at once and each object costs
-microseconds.
+microseconds. `tokens` is the `Bulk` of the ends' `AttemptTokens`, which may stay in a store.
 
     client -> engine    ("open", plugin, PolicyContext, core or None, model, name), once
                         ("submit", [request, ...])   ("abort", (sample, ...))
                         ("load", Weights)
                         ("sleep",)  ("wake",)
     engine -> client    ("ready",) or ("broken", FlowError), once
-                        ("outputs", ends, progress, busy_s)
+                        ("outputs", ends, tokens, progress, busy_s)
                         ("loaded", Loaded)
                         ("raised", FlowError), or ("died", text), and then nothing more
 """
@@ -35,9 +35,6 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
-from flowrl.backend.batch import Floats, Ints, KeptTokens
 from flowrl.backend.protocols import (
     Finished,
     GenerateBackend,
@@ -49,10 +46,11 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.channels import Mailbox, Message
+from flowrl.runtime.channels import Bulk, Mailbox, Message
 from flowrl.runtime.local.process_channel import SocketMailbox
 from flowrl.runtime.local.processes import bind_to, die_with, named_plugin
 from flowrl.runtime.spans import SPANS
+from flowrl.runtime.stored_tokens import AttemptTokens, StoredEnd, StoredSpan
 from flowrl.specs import FinishReason, Sampling
 
 # How long a poll may decode before the socket is looked at again.
@@ -69,20 +67,16 @@ PackedEnds: TypeAlias = tuple[
     tuple[int, ...],
     tuple[str, ...],
     tuple[int, ...],
-    Ints,
-    Floats,
     tuple[tuple[tuple[int, int], ...], ...],
-    tuple[KeptTokens | None, ...],
+    tuple[bool, ...],
 ]
-"""Samples, attempts, reasons, numbers of tokens; tokens and logprobs of all; versions, kept."""
+"""Samples, attempts, reasons, numbers of tokens, versions, and which report what they kept."""
 
 PackedProgress: TypeAlias = tuple[tuple[str, int, int], ...]
 
-_NO_INTS: Ints = np.zeros(0, np.int64)
-
-
 _REQUEST = tuple(field.name for field in fields(GenerateRequest))
 _request_fields = attrgetter(*_REQUEST)
+_END = tuple(field.name for field in fields(Finished))
 
 
 def pack_requests(requests: Sequence[GenerateRequest]) -> list[RequestFields]:
@@ -107,39 +101,41 @@ def unpack_requests(
     return requests
 
 
-def pack_ends(ends: Sequence[Finished]) -> PackedEnds:
-    """Ends as they cross: two arrays for the tokens and logprobs of all of them."""
-    return (
+def pack_ends(ends: Sequence[Finished]) -> tuple[PackedEnds, Bulk]:
+    """Ends as they cross, and the tokens of all of them."""
+    packed = (
         tuple(end.sample for end in ends),
         tuple(end.attempt for end in ends),
         tuple(end.reason.value for end in ends),
         tuple(len(end.tokens) for end in ends),
-        np.concatenate([_NO_INTS, *(end.tokens for end in ends)]),
-        np.concatenate([np.zeros(0, np.float32), *(end.logprobs for end in ends)]),
         tuple(end.versions for end in ends),
-        tuple(end.kept for end in ends),
+        tuple(end.kept is not None for end in ends),
     )
+    return packed, Bulk(AttemptTokens.joined(ends))
 
 
-def unpack_ends(packed: PackedEnds) -> list[Finished]:
-    """Unpacks the ends of `pack_ends`."""
-    samples, attempts, reasons, counts, tokens, logprobs, versions, kept = packed
-    ends, begin = [], 0
-    for i, sample in enumerate(samples):
-        end = begin + counts[i]
-        ends.append(
-            Finished(
-                sample=SampleId(sample),
-                attempt=attempts[i],
-                reason=FinishReason(reasons[i]),
-                # Copies, so that one sample does not hold those of all others in memory.
-                tokens=tokens[begin:end].copy(),
-                logprobs=logprobs[begin:end].copy(),
-                versions=versions[i],
-                kept=kept[i],
-            )
+def unpack_ends(packed: PackedEnds, bulk: Bulk) -> list[Finished]:
+    """Unpacks what `pack_ends` gave."""
+    ends: list[Finished] = []
+    samples, attempts, reasons, counts, versions, has_kept = packed
+    for i, (part, places) in enumerate(cast(AttemptTokens, bulk.value).parts(counts)):
+        if bulk.handle is None:
+            part = part.copy()  # so that one sample does not hold those of all others in memory
+        end = Finished(
+            sample=SampleId(samples[i]),
+            attempt=attempts[i],
+            reason=FinishReason(reasons[i]),
+            tokens=part.tokens,
+            logprobs=part.logprobs,
+            versions=versions[i],
+            kept=part.kept if has_kept[i] else None,
         )
-        begin = end
+        if bulk.handle is not None:
+            span = StoredSpan(
+                handle=bulk.handle, tokens=places[0], ids=places[1] if has_kept[i] else None
+            )
+            end = StoredEnd(**{name: getattr(end, name) for name in _END}, span=span)
+        ends.append(end)
     return ends
 
 
@@ -238,8 +234,8 @@ class EngineServer:
         if ends or now - self._reported_at > _PROGRESS_S:
             progress = [output for output in outputs if isinstance(output, Progress)]
             self._reported_at = now
-            outputs_message = ("outputs", pack_ends(ends), pack_progress(progress), self._busy_s)
-            self._mailbox.send(outputs_message)
+            packed, tokens = pack_ends(ends)
+            self._mailbox.send(("outputs", packed, tokens, pack_progress(progress), self._busy_s))
 
 
 def main(arguments: list[str]) -> None:

@@ -5,6 +5,9 @@
 The actor itself only passes messages on; the worker (an engine, scorers, an environment) is a
 function that gets the mailbox and runs until nothing more comes. Calls of `send` run one after the
 other, in a thread of theirs, and so do those of `take`, which wait for messages.
+
+Large `Bulk` of messages is a result of `take` of its own. Ray's store keeps it as long as the run
+names it, also when the actor has died.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import ray
 
+from flowrl.backend.batch import Floats, SequenceBatch
 from flowrl.backend.weights import Bytes
-from flowrl.runtime.channels import Mailbox, Message
+from flowrl.runtime.channels import Bulk, Mailbox, Message
 from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.spans import SPANS
+from flowrl.runtime.stored_tokens import StoredRows
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from flowrl.specs.user_functions import COPIES
 
@@ -107,6 +112,49 @@ class _Mailbox:
 
 
 @dataclass(frozen=True, slots=True)
+class InStore:
+    """The handle of a part of an object in Ray's store.
+
+    Attributes:
+        reference: Of a sequence.
+        place: The part's place in it.
+    """
+
+    reference: Any
+    place: int
+
+
+def from_store(handle: Any) -> Any:
+    """Returns what a handle names, mapped; see `flowrl.runtime.groups.resolved`."""
+    if isinstance(handle, InStore):
+        return ray.get(handle.reference)[handle.place]
+    return ray.get(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Stands for the value of `Bulk` that is not in its message.
+
+    Attributes:
+        place: Its place among those of all messages.
+    """
+
+    place: int
+
+
+def _parted(messages: list[Message], least: int) -> tuple[list[Message], list[Any]]:
+    """Returns messages without their bulk, and that; together less than `least` bytes stay."""
+    found = [part.value for each in messages for part in each if isinstance(part, Bulk)]
+    if sum(value.nbytes for value in found) < least:
+        return messages, []
+    places = iter(range(len(found)))
+    return [
+        tuple(Bulk(Placed(next(places))) if isinstance(part, Bulk) else part for part in each)
+        for each in messages
+    ], found
+
+
+@dataclass(frozen=True, slots=True)
 class StoredBuckets:
     """Buckets of weights in Ray's store, each mapped when it is its turn."""
 
@@ -144,9 +192,12 @@ class WorkerActor:
         folder: Working folder of the run, which relative paths of the user's files are of.
         path: Folders in which the run finds modules.
         copied: True if the working folder, in which Ray starts this process, has the user's files.
+        stored_bytes: Bulk of so many bytes is not in its message.
     """
 
-    def __init__(self, target: str, folder: str, path: Sequence[str], copied: bool = False) -> None:
+    def __init__(
+        self, target: str, folder: str, path: Sequence[str], copied: bool, stored_bytes: int
+    ) -> None:
         # Before any library is there that looks for accelerators.
         for kind, ids in ray.get_runtime_context().get_accelerator_ids().items():
             if ids and kind in VISIBLE_DEVICES:
@@ -163,6 +214,7 @@ class WorkerActor:
         # What libraries print reaches the run's standard error: its output is the command's.
         os.dup2(2, 1)
         self._printed = _printed()
+        self._stored_bytes = stored_bytes
         self._outgoing: SimpleQueue[Message] = SimpleQueue()
         self._mailbox = _Mailbox(self._outgoing)
         module, _, name = target.partition(":")
@@ -179,8 +231,15 @@ class WorkerActor:
         """Shows the worker that nothing more comes."""
         self._mailbox.close()
 
-    def take(self) -> list[Message]:
-        """Returns the worker's new messages; waits for the first, but not for ever."""
+    def assemble(self, rows: StoredRows) -> tuple[SequenceBatch, Floats]:
+        """Returns the batch of samples, and its behaviour logprobs."""
+        return rows.batch(from_store)
+
+    def take(self) -> tuple[list[Message], list[Any]]:
+        """Returns the worker's new messages, and their bulk if it is large.
+
+        Waits for the first message, but not for ever.
+        """
         messages: list[Message] = []
         with suppress(Empty):
             messages.append(self._outgoing.get(timeout=_TAKE_S))
@@ -188,7 +247,7 @@ class WorkerActor:
                 messages.append(self._outgoing.get())
         if output := self._printed.read(_MAX_OUTPUT):
             messages.insert(0, (OUTPUT, output))  # the end of the worker comes last
-        return messages
+        return _parted(messages, self._stored_bytes)
 
     def _run(self, work: Callable[[Mailbox], None]) -> None:
         how = "exit code 0"

@@ -14,10 +14,12 @@ from typing import Any
 
 import ray
 
-from flowrl.runtime.channels import Message
+from flowrl.runtime.channels import Bulk, Message
 from flowrl.runtime.ray import ENDED, OUTPUT
+from flowrl.runtime.ray.actor import InStore, Placed
 from flowrl.runtime.ray.own_node import OwnNode
 from flowrl.runtime.spans import SPANS
+from flowrl.runtime.stored_tokens import StoredRows
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +103,8 @@ class ActorChannel:
         self._node = node
         self._send = actor.send.options(concurrency_group="inbox")
         self._close = actor.close.options(concurrency_group="inbox")
-        self._take = actor.take.options(concurrency_group="outbox")
+        self._assemble = actor.assemble.options(concurrency_group="inbox")
+        self._take = actor.take.options(concurrency_group="outbox", num_returns=2)
         self._put = put
         self._log = log
         self._inbox = Inbox()
@@ -124,6 +127,16 @@ class ActorChannel:
         if not self._over.is_set():
             self._node.require_alive()
             self._send.remote(message)
+
+    def assemble(self, rows: StoredRows) -> tuple[InStore, InStore]:
+        """Has the actor make a batch of samples; returns its handle, and that of its logprobs.
+
+        Raises:
+            WorkerDied: the node of this process has died.
+        """
+        self._node.require_alive()
+        made = self._assemble.remote(rows)
+        return InStore(made, 0), InStore(made, 1)
 
     def receive(self, timeout_s: float) -> list[Message]:
         """See `Channel`."""
@@ -160,7 +173,7 @@ class ActorChannel:
     def _read(self) -> None:
         while not self._over.is_set():
             try:
-                messages = ray.get(self._take.remote(), timeout=_SILENT_S)
+                messages = self._taken()
             except ray.exceptions.GetTimeoutError:
                 messages = [(ENDED, f"its process gave no sign of life for {_SILENT_S:g} s")]
             except Exception as reason:  # the actor died, or the cluster is gone
@@ -175,6 +188,20 @@ class ActorChannel:
                 self._over.set()
                 self._deliver([(ENDED, _described(reason))])
 
+    def _taken(self) -> list[Message]:
+        """Returns the actor's messages, whose bulk is mapped from the store of this node.
+
+        So the bulk of what was told is here, also when the actor's node has died.
+        """
+        sent, stored = self._take.remote()
+        messages: list[Message] = ray.get(sent, timeout=_SILENT_S)
+        bulk: list[Any] | None = None
+        for number, message in enumerate(messages):
+            if any(isinstance(part, Bulk) and isinstance(part.value, Placed) for part in message):
+                bulk = ray.get(stored, timeout=_SILENT_S) if bulk is None else bulk
+                messages[number] = tuple(_mapped(part, stored, bulk) for part in message)
+        return messages
+
     def _without_output(self, messages: Sequence[Message]) -> list[Message]:
         others = []
         for message in messages:
@@ -184,6 +211,14 @@ class ActorChannel:
                 case _:
                     others.append(message)
         return others
+
+
+def _mapped(part: object, stored: Any, bulk: Sequence[Any]) -> object:
+    match part:
+        case Bulk(Placed(place)):
+            return Bulk(bulk[place], InStore(stored, place))
+        case _:
+            return part
 
 
 def _described(reason: Exception) -> str:

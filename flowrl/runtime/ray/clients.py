@@ -15,6 +15,7 @@ from flowrl.runtime.channels import Channel, Message
 from flowrl.runtime.environments.loop import Call, Replies
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.ray import ENDED
+from flowrl.runtime.ray.channel import ActorChannel
 from flowrl.runtime.scoring.pool import ScoreFailure
 
 _log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def _late(who: str, limit_s: float) -> WorkerDied:
 class OpenActor(Protocol):
     """Starts an actor whose messages go to `deliver`."""
 
-    def __call__(self, *, deliver: Callable[[list[Message]], None]) -> Channel: ...
+    def __call__(self, *, deliver: Callable[[list[Message]], None]) -> ActorChannel: ...
 
 
 class ActorLoop:

@@ -59,6 +59,9 @@ from flowrl.runtime.ray.own_node import OwnNode  # noqa: E402
 from flowrl.runtime.ray.places import Places  # noqa: E402
 from flowrl.runtime.worker_logs import WorkerLogs  # noqa: E402
 
+_STORED_BYTES = 1 << 17
+"""Bulk of messages from which on the store keeps it; Ray sends less than 100 KiB with a result."""
+
 
 class RayCluster:
     """Joined, or started, when it is made; `close` leaves it, or ends it.
@@ -146,7 +149,7 @@ class RayCluster:
             num_gpus=resources.pop("GPU", 0),
             resources=resources,
             scheduling_strategy=strategy,
-        ).remote(target, str(Path.cwd()), path, self._copied)
+        ).remote(target, str(Path.cwd()), path, self._copied, _STORED_BYTES)
         log = partial(self._logs.write, numbered)
         return ActorChannel(actor, self.node, self._put, log, deliver)
 

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flowrl.backend.batch import SequenceBatch, TrainBatch
+from flowrl.backend.batch import Sampler, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import PolicyContext
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import FlowError, WorkerDied
 from flowrl.ids import RoleName, engine_id
-from flowrl.runtime.channels import Message
-from flowrl.runtime.groups import WorkerGroup
+from flowrl.runtime.channels import Bulk, Message
+from flowrl.runtime.groups import Answer, DataRef, Samples, Stored, WorkerGroup
 from flowrl.runtime.local.engine_fleet import RemoteEngine
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.ray import ENDED
@@ -59,7 +59,7 @@ class ActorGroup(WorkerGroup):
         self._limits = limits
         self._role = role
         self._lock = threading.Lock()  # of the fields that the channel's thread changes
-        self._waiting: dict[int, Future[Any]] = {}
+        self._waiting: dict[int, Answer] = {}
         self._number = 0
         self._error: FlowError | None = None
         self._engine: _EngineChannel | None = None
@@ -69,8 +69,16 @@ class ActorGroup(WorkerGroup):
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
         return self._put_object(batch)
 
+    def put_samples(self, samples: Samples, sampler: Sampler | None) -> DataRef[SequenceBatch]:
+        """See `WorkerGroup`; the actor lays out what a store has, so it does not come here."""
+        rows = samples.stored(sampler)
+        if rows is None:
+            return super().put_samples(samples, sampler)
+        sequences, logprobs = self._channel.assemble(rows)
+        return DataRef(handle=sequences, lengths=samples.lengths, logprobs=Stored(logprobs))
+
     def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
-        future: Future[Any] = Future()
+        future = Answer()
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -118,14 +126,16 @@ class ActorGroup(WorkerGroup):
                 case ("returned", int(number), result):
                     with self._lock:
                         future = self._waiting.pop(number)
+                    if isinstance(result, Bulk):
+                        future.handle, result = result.handle, result.value
                     future.set_result(result)
                 case ("raised", int(number), FlowError() as error):
                     with self._lock:
                         future = self._waiting.pop(number)
                     future.set_exception(error)
-                case ("engine", tuple(sent)):
+                case ("engine", *sent):
                     if self._engine is not None:
-                        self._engine.inbox.put([sent])
+                        self._engine.inbox.put([tuple(sent)])
                 case ("broken", FlowError() as error):
                     self._end(error, message)
                 case (kind, how) if kind == ENDED:

@@ -6,9 +6,9 @@ import select
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-import ray
+import numpy as np
 
 from flowrl.backend.environment import EnvironmentContext
 from flowrl.backend.plugin import Plugin
@@ -23,12 +23,13 @@ from flowrl.backend.registry import find
 from flowrl.config.rewards import RewardsConfig
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.channels import Mailbox, Message
+from flowrl.runtime.channels import Bulk, Mailbox, Message
 from flowrl.runtime.environments.loop import Call, Reply
 from flowrl.runtime.environments.pool import open_loop_here
 from flowrl.runtime.groups import performed, resolved
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_worker import EngineServer, described
+from flowrl.runtime.ray.actor import from_store
 from flowrl.runtime.scoring.pool import ScoringPool
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.workers import require, wait_for_any
@@ -79,7 +80,7 @@ class _EngineMailbox:
         self.fileno, self.receive, self.folder = mailbox.fileno, mailbox.receive, mailbox.folder
 
     def send(self, message: Message) -> None:
-        self._mailbox.send(("engine", message))
+        self._mailbox.send(("engine", *message))
 
 
 class _Policy:
@@ -105,8 +106,10 @@ class _Policy:
             case ("call", int(number), str(method), arguments):
                 try:
                     with SPANS.of(self._name, method):
-                        found = cast("list[object]", resolved(arguments, _get))
-                        answer = ("returned", number, performed(self._train, method, found))
+                        found = cast("list[object]", resolved(arguments, from_store))
+                        result = performed(self._train, method, found)
+                    sent = Bulk(result) if isinstance(result, np.ndarray) else result
+                    answer: Message = ("returned", number, sent)
                 except Exception as reason:
                     if not isinstance(reason, FlowError):
                         traceback.print_exc()
@@ -159,12 +162,6 @@ class _Policy:
             self._engine_mailbox.send(("died", described(reason)))
 
 
-def _get(handle: object) -> object:
-    reference: Any = handle
-    found: object = ray.get(reference)
-    return found
-
-
 def run_policy(mailbox: Mailbox) -> None:
     """Trains a role's model for a run's `ActorGroup`, and generates with it.
 
@@ -172,8 +169,8 @@ def run_policy(mailbox: Mailbox) -> None:
                      ("call", number, method, arguments); batches are objects of Ray's store
                      ("engine", message), as the engine's client sends it
     policy -> run    ("broken", FlowError), and then nothing more
-                     ("returned", number, result) or ("raised", number, FlowError)
-                     ("engine", message)
+                     ("returned", number, result or Bulk) or ("raised", number, FlowError)
+                     ("engine", *message)
     """
     messages = mailbox.receive()
     if messages is None:
