@@ -29,12 +29,12 @@ class Method:
     def options(self, **options: object) -> Method:
         return self
 
-    def remote(self, *arguments: object) -> None:
-        pass
+    def remote(self, *arguments: object) -> tuple[str, str]:
+        return "messages", "bulk"
 
 
 class Actor:
-    send = close = take = Method()
+    send = close = take = assemble = Method()
 
 
 def test_a_message_that_cannot_be_taken_ends_the_worker(

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flowrl as fl
@@ -22,7 +23,7 @@ from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError
 from flowrl.ids import engine_id
 from flowrl.observe.rows import StepMetrics
-from flowrl.runtime.channels import Mailbox
+from flowrl.runtime.channels import Bulk, Mailbox
 from flowrl.runtime.ray.executor import RayExecutor
 from tests.policy_contexts import policy_context
 from tests.ray.test_ray_runs import learned, run
@@ -268,6 +269,37 @@ def test_workers_of_a_node_that_is_removed_go_on_on_another_one(
     nodes.add_node(**NODE)
     assert learned(folder) == expected
     assert before["actor.generate[0]"] == before["actor.generate[1]"] != before["verifier.score"]
+
+
+def send_much(mailbox: Mailbox) -> None:
+    """A worker that sends more than Ray puts into a message, and goes on."""
+    mailbox.send(("much", Bulk(np.arange(1 << 18))))
+    mailbox.receive()
+
+
+def test_what_a_worker_has_sent_is_found_when_its_node_is_gone(nodes: Any):
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from flowrl.runtime.ray.actor import from_store
+    from flowrl.runtime.ray.cluster import RayCluster
+
+    cluster = RayCluster()
+    channel = cluster.start("sender", f"{__name__}:send_much")
+    node = nodes_of_actors()["sender"]
+    assert node != ray.get_runtime_context().get_node_id()
+    ((_, sent),) = channel.receive(DEADLINE_S)
+    assert isinstance(sent, Bulk)
+    remove(nodes, node)
+    assert channel._over.wait(DEADLINE_S)
+    nodes.add_node(**NODE)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    read = ray.remote(from_store).options(num_cpus=0, scheduling_strategy=here)
+    np.testing.assert_array_equal(
+        ray.get(read.remote(sent.handle), timeout=DEADLINE_S), np.arange(1 << 18)
+    )
+    channel.close(0.0)
+    cluster.close()
 
 
 def test_engines_for_which_no_node_is_left_end_the_run_with_what_is_missing(

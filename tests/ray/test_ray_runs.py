@@ -101,6 +101,23 @@ def watched_engines(monkeypatch: pytest.MonkeyPatch, opened: list[EngineProcess]
     return returned
 
 
+def watched_batches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Notes of each batch that a trainer lays out whether the driver has laid it out, too."""
+    from flowrl.runtime.ray.policies import ActorGroup
+
+    found: list[bool] = []
+    put = ActorGroup.put_samples
+
+    def noted(group: Any, samples: Any, sampler: Any) -> Any:
+        assert samples.stored(sampler) is not None
+        made = put(group, samples, sampler)
+        found.append("sequences" in samples.__dict__)
+        return made
+
+    monkeypatch.setattr(ActorGroup, "put_samples", noted)
+    return found
+
+
 def run(
     runs: Path,
     executor: str,
@@ -121,6 +138,8 @@ def learned(folder: Path) -> tuple[list[str], bytes]:
 def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    from flowrl.runtime.ray import cluster as cluster_module
+
     engines: list[EngineProcess] = []
     watched_engines(monkeypatch, engines)
     expected = learned(run(tmp_path / "local", "local"))
@@ -128,8 +147,11 @@ def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
     assert learned(run(tmp_path / "one", "ray")) == expected
     assert len(engines) == 1
     engines.clear()
+    monkeypatch.setattr(cluster_module, "_STORED_BYTES", 0)  # tokens of a tiny run stay there too
+    assembled = watched_batches(monkeypatch)
     assert learned(run(tmp_path / "two", "ray", 2, Killer(engines))) == expected
     assert len(engines) == 3
+    assert assembled == [False] * 3  # a batch a step, none of which the driver laid out
 
 
 def test_an_engine_joins_on_a_place_of_its_own_and_leaves_it(

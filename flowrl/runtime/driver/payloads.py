@@ -238,12 +238,9 @@ def sequence_batch(
     """
     responses = [payload for _, payload in payloads]
     _require_kept(responses)
-    batch = ragged_batch(
-        [sample for sample, _ in payloads],
-        [payload.item.prompt_ids for payload in responses],
-        responses,
-        _numbers(groups),
-    )
+    prompts = [payload.item.prompt_ids for payload in responses]
+    samples = [sample for sample, _ in payloads]
+    batch = ragged_batch(samples, prompts, responses, _numbers(groups))
     return _with_turns(batch, responses)
 
 
@@ -381,15 +378,13 @@ class SampleSet:
         if self.made is not None or not any(spans):
             return None
         _require_kept(self.payloads)
-        prompts: dict[int, int] = {}
-        for payload in self.payloads:
-            prompts.setdefault(id(payload.item.prompt_ids), len(prompts))
-        by_id = {id(payload.item.prompt_ids): payload.item.prompt_ids for payload in self.payloads}
+        prompts = {id(p.item.prompt_ids): p.item.prompt_ids for p in self.payloads}
+        places = {name: place for place, name in enumerate(prompts)}
         return StoredRows(
             samples=self.samples,
             groups=self.numbers,
-            prompts=tuple(by_id.values()),
-            prompt_of=tuple(prompts[id(payload.item.prompt_ids)] for payload in self.payloads),
+            prompts=tuple(prompts.values()),
+            prompt_of=tuple(places[id(p.item.prompt_ids)] for p in self.payloads),
             attempts=tuple(
                 (AttemptTokens(tokens=p.tokens, logprobs=p.logprobs, kept=p.kept),)
                 if p.spans is None
