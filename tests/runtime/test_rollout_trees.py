@@ -162,6 +162,13 @@ def test_line_by_line_and_with_engine_processes_a_tree_leaves_the_same(
     assert replace(apart, state=whole.state) == whole  # the state names the engines
 
 
+@pytest.mark.parametrize("program", ["refinement", "parts_of_the_data"])
+def test_line_by_line_engines_have_the_same_samples_side_by_side(program: str, tmp_path: Path):
+    config = tree_of(program, tmp_path, args={"ahead": True})  # a loss that reads their logprobs
+    whole, eager = (outcome(run_of(config, *more)) for more in ((), ("executor=eager",)))
+    assert eager == whole
+
+
 @pytest.mark.parametrize("in_scoring", [False, True])
 def test_a_stopped_tree_goes_on_to_the_same_weights(
     refined: Path, tmp_path: Path, in_scoring: bool, monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,8 @@ NO_CHILDREN = "no_children"
 """Why a group is dropped of which a sample lacks the children that a mean is taken of."""
 
 Members: TypeAlias = Sequence[tuple[SampleId, Payload]]
+ParentOrder: TypeAlias = Callable[[GroupId], tuple[int, int]]
+"""Gives the place of the sample that a group's prompt was made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +126,8 @@ class RolloutTree:
             FlowError, KeyboardInterrupt: what `RolloutDriver.collect` raises.
         """
         started = time.monotonic()
-        self._items = {rollout.node: [] for rollout in self.rollouts}
+        self.begin()
         generated: dict[NodeId, GeneratedRollout] = {}
-        self._connect()
         for rollout in self.rollouts:
             rollout.driver.begin()
         for rollout in self.rollouts:
@@ -138,10 +139,12 @@ class RolloutTree:
                 offered: Sequence[PromptItem] = (*items, *collected.further)
             else:
                 parents = generated[rollout.part.parent]
-                if self._waits(rollout):
+                if self.waits(rollout):
                     self._admit_of(rollout, parents)
                 collected = self._collect(rollout, number, len(self._items[rollout.node]))
-                offered = _in_order(self._items[rollout.node], collected, parents)
+                order = order_of_parents(parents.items)
+                sort_groups(collected, order)
+                offered = self.offered_to(rollout, order)
             generated[rollout.node] = GeneratedRollout(
                 part=rollout.part, items=offered, collected=collected, version=version
             )
@@ -150,10 +153,27 @@ class RolloutTree:
         seconds[0].drive = max(0.0, time.monotonic() - started - spent)
         return list(generated.values())
 
+    def begin(self) -> None:
+        """Begins a step, in which the ends of samples admit their children."""
+        self._items = {rollout.node: [] for rollout in self.rollouts}
+        self._connect()
+
+    def generated_with(self, rollout: OpenRollout) -> list[OpenRollout]:
+        """Returns a rollout and those whose prompts are offered while it is generated."""
+        found = [rollout]
+        for other in self.rollouts:
+            if other.part.parent in [r.node for r in found] and not self.waits(other):
+                found.append(other)
+        return found
+
+    def offered_to(self, rollout: OpenRollout, order: ParentOrder) -> list[PromptItem]:
+        """Returns the prompts made of samples that a rollout was offered in this step."""
+        return sorted(self._items[rollout.node], key=lambda item: order(item.group))
+
     def _connect(self) -> None:
         """Has the ends of samples admit their children."""
         for rollout in self.rollouts:
-            children = [r for r in self.children_of(rollout) if not self._waits(r)]
+            children = [r for r in self.children_of(rollout) if not self.waits(r)]
             rollout.driver.on_generated = (
                 partial(self._admit_to, rollout, children) if children else None
             )
@@ -172,7 +192,7 @@ class RolloutTree:
         driver.run(lambda: driver.has_settled(number), lambda: self.scale() + one_round(together))
         return driver.take(number)
 
-    def _waits(self, rollout: OpenRollout) -> bool:
+    def waits(self, rollout: OpenRollout) -> bool:
         """True if its prompts are offered when the batch of their parents is there; see above."""
         if rollout.prompts is None or not rollout.prompts.reads_groups:
             return rollout.waits
@@ -214,22 +234,27 @@ class RolloutTree:
         child.driver.offer(items)
 
 
-def _in_order(
-    items: Sequence[PromptItem], collected: CollectedBatch, parents: GeneratedRollout
-) -> list[PromptItem]:
-    """Puts a rollout's groups in the order of their parents, whichever ended first.
+def order_of_parents(parents: Sequence[PromptItem]) -> ParentOrder:
+    """Returns the order of groups by their parents, whichever of these ended first.
 
     So what is learned depends on no order of ends.
+
+    Args:
+        parents: The prompts that the parents answered.
     """
-    places = {item.group: place for place, item in enumerate(parents.items)}
+    places = {item.group: place for place, item in enumerate(parents)}
 
     def place_of(group: GroupId) -> tuple[int, int]:
         of_parent, _, member = group.rpartition("/")
         return places[GroupId(of_parent)], int(member)
 
-    collected.groups.sort(key=lambda row: place_of(row[0]))
-    collected.filtered.sort(key=lambda row: place_of(row[1].item.group))
-    return sorted(items, key=lambda item: place_of(item.group))
+    return place_of
+
+
+def sort_groups(collected: CollectedBatch, order: ParentOrder) -> None:
+    """Puts the groups of a batch in the order of their parents."""
+    collected.groups.sort(key=lambda row: order(row[0]))
+    collected.filtered.sort(key=lambda row: order(row[1].item.group))
 
 
 # What is left when all batches are there.
@@ -260,6 +285,8 @@ def _incomplete(
     """Yields the groups of a rollout that lack something, and the reason to drop them."""
     for nodes in joined:
         together = [by_node[node] for node in nodes if node in by_node]
+        if not together:
+            continue  # line by line, others may be there already
         alive = set.intersection(*(set(members_of(result.collected)) for result in together))
         for result in together:
             yield NO_COUNTERPART, result, set(members_of(result.collected)) - alive

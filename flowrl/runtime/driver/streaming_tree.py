@@ -110,7 +110,7 @@ class StreamingTree(RolloutTree):
             if own.is_delivered(batch) or not delivered.is_delivered(batch):
                 continue
             ended = _as_generated(parents, delivered.delivered(batch))
-            if self._waits(child):
+            if self.waits(child):
                 self._admit_of(child, ended)
             own.ask_for(batch, _children_of(own, ended))
         if self.is_delivered(batch):

@@ -51,7 +51,13 @@ from flowrl.runtime.driver.payloads import (
     scores_by,
 )
 from flowrl.runtime.driver.rollout_driver import RolloutDriver
-from flowrl.runtime.driver.rollout_tree import OpenRollout
+from flowrl.runtime.driver.rollout_tree import (
+    OpenRollout,
+    RolloutTree,
+    order_of_parents,
+    sort_groups,
+)
+from flowrl.runtime.driver.rounds import one_round
 from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.scoring.in_process import InlineScorer
 from flowrl.runtime.scoring.pool import ScoreFailure
@@ -74,25 +80,17 @@ class TwoPhaseDriver(RolloutDriver):
             self._inline[role] = scorer.for_rollout()
         super().__init__(scorers=self._inline, **arguments)
 
-    def generate(self, batch: int, groups: int) -> None:
-        """Requests a batch and runs the engines until all of its samples are generated.
-
-        Raises:
-            SchedulerError: nothing progressed for the stall timeout.
-            KeyboardInterrupt: `stop` returned true.
-        """
+    def begin(self) -> None:
+        """See `RolloutDriver`; holds the requests for scores."""
+        super().begin()
         for scorer in self._inline.values():
             scorer.forget()
         self._holding = True
-        self.begin()
-        if groups:
-            self.request(batch, groups)
-        self.run(lambda: not any(self._running.values()))
 
     def generated(self, items: Sequence[PromptItem]) -> list[GroupRows]:
         """Returns the groups of `items` whose samples all ended without a failed episode or reward.
 
-        May be called between `generate` and `release`.
+        May be called before `release`.
         """
         found: list[GroupRows] = []
         for item in items:
@@ -160,6 +158,8 @@ class TwoPhaseDriver(RolloutDriver):
         decode_responses(
             self._tokenizer, [payload for payload in payloads if not payload.is_episode]
         )
+        if self.on_generated is not None:
+            self.on_generated(list(zip(action.samples, payloads, strict=True)))
         self._held_scores.append(action)
 
 
@@ -228,6 +228,8 @@ class EagerRollout:
 
     Attributes:
         rollout: The rollout, whose driver is a `TwoPhaseDriver`.
+        tree: The rollouts that it is generated with.
+        parent: The rollout of whose samples its prompts are made; None where they are the data's.
         program: The batch part of its graph.
         visible: Holds its sets and values until the hand-over.
         items: Prompts of the step; those that are made of samples are there once it is generated.
@@ -239,6 +241,8 @@ class EagerRollout:
     """
 
     rollout: OpenRollout
+    tree: RolloutTree
+    parent: EagerRollout | None
     program: BatchProgram
     visible: VisibleResults
     number: int
@@ -260,18 +264,36 @@ class EagerRollout:
         return driver
 
     def generate(self) -> None:
-        """Generates all its samples; a second call does nothing."""
+        """Generates all its samples; a second call does nothing.
+
+        Those that are made of these as they end are generated too, as in a compiled run, so that
+        engines have the same samples side by side: the last bit of logprobs depends on that.
+        """
         if self.version is not None:
             return
         self.version = self.driver.scheduler.version
-        self.rollout.begin()
-        if self.rollout.part.parents is not None:
-            self.items = self.prompts()
-        self.driver.offer(self.items)
-        self.driver.generate(self.number, len(self.items))
+        if self.parent is None or self.tree.waits(self.rollout):
+            self.rollout.begin()
+            if self.parent is not None:
+                self.items = self.prompts()
+            self._generate_together()
+        else:  # they are generated, with their parents
+            self.items = self.tree.offered_to(self.rollout, order_of_parents(self.parent.items))
+        if self.items:
+            self.driver.request(self.number, len(self.items))
         samples = sample_set(self.node.id, self.driver.generated(self.items))
         self.visible.batch.sets[self.node.id] = samples
         fill_fields(self.node, self.visible.batch, samples)
+
+    def _generate_together(self) -> None:
+        together = [rollout.driver for rollout in self.tree.generated_with(self.rollout)]
+        for driver in together:
+            driver.begin()
+        self.driver.offer(self.items)
+        self.driver.run(
+            lambda: not any(driver.is_generating for driver in together),
+            lambda: one_round(together),
+        )
 
     def prompts(self) -> list[PromptItem]:
         """Returns the prompts that are made of samples; these are visible."""
@@ -299,6 +321,8 @@ class EagerRollout:
             self.generate()
             assert self.version is not None
             collected = self.driver.release(self.number, len(self.items))
+            if self.parent is not None:
+                sort_groups(collected, order_of_parents(self.parent.items))
             self.generated = GeneratedRollout(
                 part=self.rollout.part, items=self.items, collected=collected, version=self.version
             )

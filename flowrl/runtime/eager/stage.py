@@ -200,21 +200,26 @@ class EagerStage(Stage):
         self._give_rows(batch, items)
         self._visible.begin(number)
         budget = replace(self._failures)
-        line = EagerStep(
-            program=self._program,
-            traced=self._stage.traced,
-            node_mapping=self._node_mapping,
-            rollouts=[
-                EagerRollout(
+        rollouts: dict[NodeId, EagerRollout] = {}
+        for tree in self._trees:
+            tree.begin()
+            for rollout in tree.rollouts:
+                root, parent = tree.root.part, rollout.part.parent
+                rollouts[rollout.node] = EagerRollout(
                     rollout=rollout,
+                    tree=tree,
+                    parent=None if parent is None else rollouts[parent],
                     program=self._program,
                     visible=self._visible,
                     number=number,
                     budget=budget,
-                    items=items[rollout.part.source] if rollout.part.parent is None else (),
+                    items=items[root.source] if parent is None else (),
                 )
-                for rollout in self._rollouts
-            ],
+        line = EagerStep(
+            program=self._program,
+            traced=self._stage.traced,
+            node_mapping=self._node_mapping,
+            rollouts=[rollouts[rollout.node] for rollout in self._rollouts],
             visible=self._visible,
             batch=batch,
             items=items,

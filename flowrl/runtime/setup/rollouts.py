@@ -455,6 +455,8 @@ class RolloutMaker:
     def _scorers(self, part: RolloutPart) -> Mapping[RoleName, Scorers]:
         """Returns the scorers of a rollout's samples."""
         own = self.scorers.of_rollout(part)
+        if self.config.executor == "eager":  # each rollout keeps the answers of its own samples
+            return own
         parts = self._other_parts(part)
         shared = {role for other in parts for role in self.scorers.of_rollout(other)}
         return {
@@ -463,12 +465,7 @@ class RolloutMaker:
         }
 
     def _other_parts(self, part: RolloutPart) -> list[RolloutPart]:
-        """Returns the rollouts that go on at the same time: of one tree, or all that run ahead.
-
-        A program that runs line by line generates one rollout after the other.
-        """
-        if self.config.executor == "eager":
-            return []
+        """Returns the rollouts that go on at the same time: of one tree, or all that run ahead."""
         parts = self.program.parts
         others, root = [o for o in parts.rollouts if o is not part], parts.root(part)
         return others if self.is_streaming else [o for o in others if parts.root(o) is root]
