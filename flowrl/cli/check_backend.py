@@ -35,7 +35,10 @@ def read_options(texts: Sequence[str]) -> dict[str, object]:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
             raise ConfigError(
-                f"{text!r} sets no option", where="--option", expected="KEY=VALUE, such as port=80"
+                f"{text!r} sets no option",
+                where="--option",
+                expected="KEY=VALUE, such as port=80",
+                hint="write the option of the plug-in, an equals sign and its value",
             )
         options[key] = read_yaml_value(value, Origin(override=text)).plain
     return options
