@@ -22,6 +22,10 @@ from tests.warm_processes import WarmProcesses
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Ray reads these once, when the first test module of a process imports it.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
 
 # Generated cases are the same in every run; `HYPOTHESIS_PROFILE=random` looks for others. Neither
 # fails because a loaded machine is slow.

@@ -19,6 +19,7 @@ from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError, RewardError, WorkerDied
 from flowrl.ids import RoleName, SampleId
+from flowrl.observe import scale_requests
 from flowrl.observe.rows import StepMetrics
 from flowrl.runtime.environments.pool import EpisodeLost
 from flowrl.runtime.local.engine_process import EngineProcess
@@ -160,6 +161,7 @@ def test_an_engine_joins_on_a_place_of_its_own_and_leaves_it(
     opened: list[EngineProcess] = []
     returned = watched_engines(monkeypatch, opened)
     expected = learned(run(tmp_path / "local", "local", steps=7))
+    monkeypatch.setattr(scale_requests, "_LOOK_S", 0.0)  # a quick step sees each request
     more, many, fewer = "actor.generate=+1", "actor.generate=1024", "actor.generate=1"
     asking = Asking(opened, {1: more, 4: many, 5: fewer}, tmp_path / "ray")
     assert learned(run(tmp_path / "ray", "ray", 1, asking, steps=7)) == expected
