@@ -61,6 +61,7 @@ class Pair:
             sleep=of_engine.sleep,
             shares_weights=False,
             grammars=of_engine.grammars,
+            seeds=of_engine.seeds,
             repeats_truncation=of_trainer.repeats_truncation & of_engine.repeats_truncation,
         )
 

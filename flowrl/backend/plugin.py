@@ -74,6 +74,8 @@ class Capabilities:
         updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay),
             `reset` (`TrainBackend.reset_optimizer`) and `sum` (`TrainBackend.update_sum`).
         user_environment: True if its environment is the class that `roles.NAME.environment` names.
+        seeds: True if sampling response token t depends on `GenerateRequest.seed` and t alone. Where
+            it does not, a repeated request gives another sample of the same distribution.
     """
 
     services: frozenset[Service]
@@ -91,6 +93,7 @@ class Capabilities:
     recompute: frozenset[str] = frozenset()
     updates: frozenset[str] = frozenset()
     user_environment: bool = False
+    seeds: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

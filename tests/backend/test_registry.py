@@ -179,7 +179,7 @@ def test_a_plugin_may_say_the_version_of_its_protocol(install: Install) -> None:
 
 def test_a_trainer_with_another_engine_has_what_both_can(install: Install) -> None:
     engine = GOOD.replace("Service.SCORE", "Service.GENERATE").replace(
-        'devices=frozenset({"cpu"})', 'devices=frozenset({"cpu"}), abort=True, sleep=True'
+        'devices=frozenset({"cpu"})', 'devices=frozenset({"cpu"}), abort=True, sleep=True, seeds=False'
     )
     install("acme-engine", "good", engine)
     pair = find("torch+good")
@@ -187,6 +187,7 @@ def test_a_trainer_with_another_engine_has_what_both_can(install: Install) -> No
     assert pair.name == "torch+good"
     can = pair.capabilities
     assert can.services == {"generate", "train"}
+    assert not can.seeds
     assert (can.devices, can.dtypes) == ({"cpu"}, {"float32"})
     assert (can.abort, can.sleep, can.resume, can.shares_weights) == (True, True, False, False)
     assert can.heads == find("torch").capabilities.heads
