@@ -105,6 +105,20 @@ def test_an_engine_next_to_its_trainer_loads_copies_where_it_cannot_share(tmp_pa
     assert not engine._copies.root.exists()
 
 
+def test_an_engine_that_cannot_share_begins_with_the_weights_of_a_fresh_trainer(tmp_path: Path):
+    class Trainer:
+        def export(self, folder: Path) -> None:
+            weights(folder, 6)
+
+    fresh = replace(context(tmp_path), fresh=True)
+    engine = EngineInPlace(plugin, fresh, Trainer())  # type: ignore[arg-type]
+    with closing(engine):
+        assert isinstance(engine.engine, ScriptedEngine)
+        assert (engine.engine._number, engine.engine._version) == (6, 0)
+        engine.restart()
+        assert (engine.engine._number, engine.engine._version) == (6, 0)
+
+
 def test_copies_that_nobody_asks_for_do_not_pile_up(tmp_path: Path):
     """Where other engines generate, the one next to the trainer is polled by evaluations alone."""
 

@@ -34,6 +34,9 @@ class EngineInPlace(RestartableEngine):
             lambda: plugin.open_generate(context, shared),
             folders=self._copies,
         )
+        if self._copies is not None and context.fresh:
+            # The model's folder has no weights that it could have loaded.
+            self.load(Weights(version=0, kind=WeightsKind.IN_PLACE))
 
     def load(self, weights: Weights) -> None:
         """Serves the trainer's weights as they are now; there are no others."""

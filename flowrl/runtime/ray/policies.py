@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.backend.batch import Sampler, SequenceBatch, TrainBatch
-from flowrl.backend.protocols import PolicyContext
+from flowrl.backend.protocols import Loaded, PolicyContext
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import FlowError, WorkerDied
 from flowrl.ids import RoleName, engine_id
@@ -26,12 +26,13 @@ _CLOSE_S = 5.0
 
 
 class _EngineBesideTrainer(RemoteEngine):
-    """An engine that loads the newest weights of its trainer itself when it is restarted."""
+    """An engine that its actor gives the trainer's weights, also when it opens or is restarted."""
 
     def load_newest(self) -> None:
-        """Expects the report of what the restarted engine loads."""
-        if self._last is not None:
-            self._loading[self._last.version] = self._last
+        """Does nothing: the actor has given it the newest weights."""
+
+    def _confirm(self, loaded: Loaded) -> None:
+        self._loading.pop(loaded.version, None)
 
 
 class ActorGroup(WorkerGroup):
