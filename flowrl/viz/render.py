@@ -137,7 +137,9 @@ def render_mermaid(graph: Graph) -> str:
     Roles are colours, regions are boxes, and shapes show the kind of a node.
     """
     names: dict[str, str] = {node.id: f"n{i}" for i, node in enumerate(graph.nodes)}
-    lines = ["---", f"title: {graph.name} ({graph.level})", "---", "flowchart TD"]
+    # A quoted scalar of YAML, in which no name is markup, also not in a page that holds the text.
+    title = json.dumps(f"{graph.name} ({graph.level})", ensure_ascii=False).replace("<", "\\u003c")
+    lines = ["---", f"title: {title}", "---", "flowchart TD"]
     lines += [f"  {line}" for line in _mermaid_nodes(graph, names)]
     lines += [f"  {_mermaid_edge(graph, edge, names)}" for edge in graph.edges]
     for i, (role, colour) in enumerate(role_colours(graph).items()):

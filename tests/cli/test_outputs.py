@@ -21,8 +21,8 @@ def flowrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Run:
 @pytest.mark.parametrize(
     ("name", "begins"),
     [
-        ("g.mmd", "---\ntitle: grpo"),
-        ("g.mermaid", "---\ntitle: grpo"),
+        ("g.mmd", '---\ntitle: "grpo (traced)"'),
+        ("g.mermaid", '---\ntitle: "grpo (traced)"'),
         ("g.dot", "digraph"),
         ("g.gv", "digraph"),
         ("g.json", "{"),

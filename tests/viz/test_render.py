@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
+import yaml
 
 import flowrl as fl
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, format_graph, graph_from_json
 from flowrl.passes import Context, run_passes
+from flowrl.program.registry import load_workflow
 from flowrl.user_lines import SourceRef
 from flowrl.viz import FORMATS, render
 from flowrl.viz.labels import node_notes
@@ -21,8 +24,6 @@ from tests.viz.own_parts import own_parts
 
 def with_short_sources(graph: Graph) -> Graph:
     """Golden files hold no absolute paths and no lines that move with docstrings."""
-    from dataclasses import replace
-
     return graph.with_nodes(
         replace(node, source=SourceRef(file="grpo.py", line=i + 1))
         for i, node in enumerate(graph.nodes)
@@ -80,8 +81,6 @@ def test_every_format_ends_in_one_newline(format_):
 
 
 def test_special_characters_do_not_break_the_pictures(traced):
-    from dataclasses import replace
-
     from flowrl.graph import Node, Op
     from flowrl.ids import NodeId
 
@@ -90,6 +89,41 @@ def test_special_characters_do_not_break_the_pictures(traced):
     mermaid = render(graph, "mermaid")
     assert 'n0[("<b>a#quot;b#lt;c>#amp;\\</b><br/>a step\'s x#quot;#lt;y>")]' in mermaid
     assert '"a\\"b<c>&\\\\" [label=' in render(graph, "dot")
+
+
+@pytest.fixture
+def with_markup(tmp_path) -> Graph:
+    """A workflow named `<script>`, in a file whose name is markup."""
+    file = tmp_path / "<img src=x onerror=alert(1)>.py"
+    file.write_text(
+        "import flowrl as fl\n\n\n"
+        "@fl.map(reads='score', per_sample=True)\n"
+        "def brief(batch):\n"
+        "    return batch['score']\n\n\n"
+        "@fl.workflow\n"
+        "def named(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):\n"
+        "    rollout = actor.generate(prompts, n=2)\n"
+        "    actor.update(rollout, brief(judge.score(rollout)))\n"
+    )
+    graph = load_workflow(str(file)).trace()
+    assert any("<img src" in note for node in graph.nodes for note in node_notes(graph, node))
+    return replace(graph, name='<script>: "#1" \\')
+
+
+def test_names_of_the_user_are_no_markup_in_mermaid(with_markup):
+    text = render(with_markup, "mermaid")
+    _, head, picture = text.split("---\n")
+    assert yaml.safe_load(head) == {"title": '<script>: "#1" \\ (traced)'}
+    assert "<" not in head
+    assert set(re.findall(r"<[^>]*>", picture)) <= {"<b>", "</b>", "<br/>"}
+    assert "#lt;img src=x onerror=alert(1)>.py:brief" in picture
+
+
+def test_names_of_the_user_stay_in_their_quotes_in_dot(with_markup):
+    lines = render(with_markup, "dot").splitlines()
+    assert lines[0] == r'digraph "<script>: \"#1\" \\" {'
+    (label,) = (line for line in lines if "<img" in line)
+    assert label.count('"') - label.count(r"\"") == 8  # id, label and two colours
 
 
 def test_an_unknown_format_gets_the_nearest_name(traced):
