@@ -91,6 +91,13 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "fl.shaping.cosine_length(...)": "cosine",
         "fl.shaping.soft_overlong(...)": "overlong",
     },
+    "fl.cut": {
+        "fl.cut.at(tokens)": "after fixed length position token tokens",
+        "fl.cut.least_likely(), which cuts before the most surprising token": (
+            "entropy highentropy maxentropy surprising uncertain"
+        ),
+        "fl.cut.share(share)": "fraction proportion ratio",
+    },
     "fl.grammar": {"fl.grammar.json_schema(...)": "json schema"},
     "handle": {
         "logprobs = reference.logprobs(rollout); the engine's go along with the rollout": (
@@ -124,6 +131,13 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "n": "numgenerations numreturnsequences numsamples groupsize rollouts samples",
         'grammar=fl.grammar.regex("...")': "regex guidedregex",
         "grammar=fl.grammar.json_schema({...})": "json schema jsonschema",
+    },
+    "prompts_of()": {
+        "actor.generate(fl.prompts_of(...), n=4)": (
+            "n numgenerations numreturnsequences numsamples groupsize rollouts samples"
+        ),
+        "cut": "at cutat position",
+        "template": "format prompt text",
     },
     "interact()": {"environment": "env", "max_turns": "turns"},
     "update()": {

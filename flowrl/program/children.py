@@ -97,11 +97,25 @@ def _rule(name: str, template: str | None, opponent: int | None, cut: object) ->
         return check_spec(name, text)
     if not isinstance(cut, CutSpec):
         expected = "fl.cut.at(tokens), fl.cut.share(share) or fl.cut.least_likely()"
-        raise refuse_argument(name, "cut", cut, expected)
+        raise refuse_argument(name, "cut", cut, expected, _cut_hint(cut))
     if template is not None or opponent is not None:
         expected = "alone: it continues the sample's own tokens, without a template"
         raise refuse_argument(name, "cut", cut, expected, "make two sets of prompts")
     return check_spec(name, cut, argument="cut")
+
+
+def _cut_hint(cut: object) -> str | None:
+    """Returns the cut that a number or the name of a rule stands for."""
+    match cut:
+        case bool():
+            return None
+        case int():
+            return f"write cut=fl.cut.at({cut})"
+        case float() if 0 < cut <= 1:
+            return f"write cut=fl.cut.share({cut})"
+        case str():
+            return "write cut=fl.cut.least_likely(), a cut before the most surprising token"
+    return "call it: cut=fl.cut.least_likely()" if callable(cut) else None
 
 
 @operation

@@ -20,7 +20,6 @@ __all__ = [
     "CutSpec",
     "at",
     "least_likely",
-    "most_before",
     "share",
 ]
 

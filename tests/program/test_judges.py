@@ -124,6 +124,26 @@ def test_a_rule_for_prompts_that_is_none_is_refused(
     assert expected in str(error.expected)
 
 
+@pytest.mark.parametrize(
+    ("cut", "hint"),
+    [
+        (16, "write cut=fl.cut.at(16)"),
+        (0.5, "write cut=fl.cut.share(0.5)"),
+        ("entropy", "write cut=fl.cut.least_likely(), a cut before the most surprising token"),
+        (fl.cut.least_likely, "call it: cut=fl.cut.least_likely()"),
+        (True, None),
+    ],
+)
+def test_a_number_or_a_name_as_a_cut_is_answered_with_the_cut_that_it_means(
+    cut: Any, hint: str | None
+):
+    @fl.workflow
+    def wrong(prompts: fl.Prompts, actor: fl.Policy):
+        fl.prompts_of(actor.generate(prompts), cut=cut)
+
+    assert refused(wrong).hint == hint
+
+
 def test_scores_of_other_samples_are_no_verdicts():
     @fl.workflow
     def wrong(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):

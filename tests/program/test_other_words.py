@@ -57,6 +57,11 @@ def refusal(use: Use) -> TraceError:
         (lambda *_: fl.loss.policy_clip(clip_hgih=0.3), "did you mean 'clip_high'?"),
         (lambda *_: fl.loss.dpo(bta=0.1), "did you mean 'beta'?"),
         (lambda *_: fl.kl.k3(beta=0.1), "write coefficient=..."),
+        (
+            lambda r, *_: fl.prompts_of(r, cut=fl.cut.at(2), n=4),
+            "write actor.generate(fl.prompts_of(",
+        ),
+        (lambda r, *_: fl.prompts_of(r, format="{prompt}"), "write template=..."),
         (lambda *_: fl.grammar.regex(patern="a"), "did you mean 'pattern'?"),
     ],
 )
@@ -91,6 +96,8 @@ def test_a_weighted_sum_of_another_form_is_shown_the_right_one(use: Use):
         (lambda r, *_: r.values, "write values = critic.values(rollout)"),
         (lambda r, s, *_: s.mean(), "keep it in one variable and pass it whole"),
         (lambda r, s, *_: s.filter(0.5), "write rollout, scores = fl.filter.zero_variance("),
+        (lambda r, *_: fl.cut.high_entropy(), "write fl.cut.least_likely(), which"),
+        (lambda r, *_: fl.cut.fraction(0.5), "write fl.cut.share(share)"),
         (lambda r, s, a, *_: a.sample(r), "did you mean 'generate'?"),
         (lambda r, s, a, *_: a.train(r), "did you mean 'update'?"),
         (lambda r, s, a, w, *_: w.grade(r), "did you mean 'score'?"),
