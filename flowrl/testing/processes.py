@@ -7,15 +7,18 @@ the processes that it started, and waits to be killed.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
-from flowrl.testing.checked_engine import CheckFailed, Models
+from flowrl.errors import FlowError, WorkerDied
+from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
 
 _GONE_S = 30.0
 """The time that an engine's processes have to end after their driver."""
@@ -35,25 +38,22 @@ def descendants(pid: int | str = "self") -> set[int]:
 
 
 def check_processes(plugin: Plugin, models: Models, name: str | None) -> str:
-    """Checks that an engine's processes end with `close`, and when their driver is killed.
+    """Checks that an engine's processes end with `close` and with their driver, and that it says so
+    when they are killed.
 
     Args:
-        name: The name of the installed plug-in; None checks `close` alone.
+        name: The name of the installed plug-in; without one no driver is started and killed.
     """
     before = descendants()
-    engine = plugin.open_generate(replace(models.context, model=models.first), None)
+    engine = CheckedEngine(plugin, models)
     started = descendants() - before
-    engine.close()
-    left = _wait(started)
-    if left:
-        raise CheckFailed(
-            f"{len(left)} of {len(started)} processes run {_GONE_S:g} s after close()",
-            "memory of the device stays taken when a run has ended",
-        )
+    engine.engine.close()
+    _require_gone(started, "after close()", "memory of the device stays taken after a run")
     if not started:
         return "it starts no processes"
+    _check_killed(plugin, models)
     if name is None:
-        return f"its {len(started)} processes end with close()"
+        return f"its {len(started)} processes end with close(), and their death is noticed"
     context = models.context
     command = [sys.executable, "-m", __name__, name, str(models.first)]
     driver = subprocess.Popen(
@@ -71,14 +71,55 @@ def check_processes(plugin: Plugin, models: Models, name: str | None) -> str:
     started = {int(pid) for pid in line.split()}
     if not started:
         raise CheckFailed("the engine did not open in another process", "runs cannot be started")
+    _require_gone(
+        started,
+        "after their driver was killed",
+        "a killed run leaves servers that keep the memory of the device",
+    )
+    return (
+        f"its {len(started)} processes end with close(), and when their driver is killed; their "
+        "death is noticed"
+    )
+
+
+def _check_killed(plugin: Plugin, models: Models) -> None:
+    """Checks that an engine whose processes are killed raises what has a run restart it."""
+    before = descendants()
+    engine = CheckedEngine(plugin, models)
+    started = descendants() - before
+    try:
+        engine.engine.submit([engine.request(i, max_tokens=90) for i in range(4)])
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + models.timeout_s
+        while time.monotonic() < end:
+            engine.engine.poll(1.0)
+    except FlowError as error:
+        if not isinstance(error, WorkerDied):
+            raise CheckFailed(
+                f"killed during a request, the engine raises {type(error).__name__}: {error}",
+                "a run takes this for a mistake of the user's and ends; WorkerDied has it restart "
+                "the engine",
+            ) from error
+    except Exception:  # a run restarts the engine after whatever a library raises
+        pass
+    else:
+        raise CheckFailed(
+            f"`poll` raised nothing within {models.timeout_s:g} s after the processes were killed",
+            "a run waits for the engine's samples until its stall limit",
+        )
+    finally:
+        engine.engine.close()
+    _require_gone(started, "after they were killed and close()", "a restart finds no free memory")
+
+
+def _require_gone(started: set[int], when: str, meaning: str) -> None:
     left = _wait(started)
     if left:
         raise CheckFailed(
-            f"{len(left)} of {len(started)} processes run {_GONE_S:g} s after their driver was "
-            "killed",
-            "a killed run leaves servers that keep the memory of the device",
+            f"{len(left)} of {len(started)} processes run {_GONE_S:g} s {when}", meaning
         )
-    return f"its {len(started)} processes end with close(), and when their driver is killed"
 
 
 def _wait(pids: set[int]) -> set[int]:

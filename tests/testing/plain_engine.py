@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from flowrl.backend.protocols import (
     Weights,
 )
 from flowrl.backend.weights import FileBuckets, checksum_of
-from flowrl.errors import BackendError
+from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import SampleId
 from flowrl.testing.reference_model import ReferenceModel
 
@@ -171,6 +172,30 @@ class PlainEngine:
     sleep = wake = close = nothing
 
 
+class ServedEngine(PlainEngine):
+    """A plain engine that has a process, and says what its fault makes of the death of it."""
+
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    def __init__(self, context: PolicyContext, fault: str) -> None:
+        super().__init__(context, fault)
+        self._process = subprocess.Popen(["sleep", "600"])
+        self.started.append(self._process)
+
+    def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
+        if self._fault == "hides its death":
+            return []
+        if self._process.poll() is not None:
+            error = BackendError if self._fault == "blames the user" else WorkerDied
+            raise error("the server has ended", where="poll")
+        return super().poll(timeout_s)
+
+    def close(self) -> None:
+        if self._fault != "leaves its process":
+            self._process.kill()
+            self._process.wait()
+
+
 class PlainPlugin:
     """The plug-in of an engine with a fault; "" has none."""
 
@@ -183,14 +208,14 @@ class PlainPlugin:
         sleep=True,
     )
 
-    def __init__(self, fault: str = "") -> None:
-        self._fault = fault
+    def __init__(self, fault: str = "", engine: type[PlainEngine] = PlainEngine) -> None:
+        self._fault, self._engine = fault, engine
 
     def check(self) -> BackendStatus:
         return BackendStatus(usable=True)
 
     def open_generate(self, context: PolicyContext, shared: Any) -> Any:
-        return PlainEngine(context, self._fault)
+        return self._engine(context, self._fault)
 
     def refuse(self, context: Any) -> Any:
         raise BackendError("plain only generates")

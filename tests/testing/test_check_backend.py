@@ -15,13 +15,14 @@ from flowrl.cli import check_backend as command
 from flowrl.cli.check_backend import Options
 from flowrl.errors import BackendError, ConfigError
 from flowrl.specs import AdamW
-from flowrl.testing import check_backend
+from flowrl.testing import check_backend, processes
 from flowrl.testing.backend_check import run_checks
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
 from flowrl.testing.engine_checks import ENGINE_CHECKS, FIRST, NotDeclared, check_tied
+from flowrl.testing.processes import check_processes
 from flowrl.testing.trainer_checks import TRAINER_CHECKS
 from flowrl_backends.torch.trainer import TorchTrainer
-from tests.testing.plain_engine import PlainPlugin
+from tests.testing.plain_engine import PlainPlugin, ServedEngine
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,29 @@ def test_a_fault_that_real_engines_had_is_found(models: Models, fault: str, chec
     with pytest.raises(CheckFailed, match=found) as caught:
         run_check(check, fault, models)
     assert caught.value.meaning
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("hides its death", r"raised nothing within 0\.1 s after the processes were killed"),
+        ("blames the user", "the engine raises BackendError: poll: the server"),
+        ("leaves its process", r"1 of 1 processes run 0 s after close\(\)"),
+    ],
+)
+def test_a_run_learns_of_the_death_of_an_engines_processes(
+    models: Models, monkeypatch: pytest.MonkeyPatch, fault: str, found: str
+):
+    short = replace(models, timeout_s=0.1)
+    sound = check_processes(PlainPlugin("", ServedEngine), short, None)
+    assert sound == "its 1 processes end with close(), and their death is noticed"
+    monkeypatch.setattr(processes, "_GONE_S", 0.0)
+    with pytest.raises(CheckFailed, match=found) as caught:
+        check_processes(PlainPlugin(fault, ServedEngine), short, None)
+    assert caught.value.meaning
+    for process in ServedEngine.started:
+        process.kill()
+        process.wait()
 
 
 def test_an_engine_that_ends_nothing_is_told_after_the_time_limit(models: Models):
