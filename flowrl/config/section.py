@@ -124,8 +124,19 @@ class InstalledKinds(Generic[SectionT]):
             if isinstance(value, self._base):
                 return others(value) if kinds_of(type(value))[0] in own else value
             kind = kind_of(value)
-            if kind in own or kind not in [entry.name for entry in entries(self.group)]:
+            installed = [entry for entry in entries(self.group) if entry.name == kind]
+            if not installed:
                 return others(value)
+            if kind in own:
+                (package, *_) = installed
+                raise Refusal(
+                    ConfigError(
+                        f"two {self._noun}s are called {kind!r}",
+                        found=f"flowrl's own, and {package.target} of {package.origin}",
+                        hint=f"have {package.distribution} declare another name, or uninstall it",
+                        where="kind",
+                    )
+                )
             try:
                 model = self.find(str(kind))
             except ConfigError as problem:

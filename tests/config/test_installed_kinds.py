@@ -46,6 +46,7 @@ ENTRY_POINTS = """
 brevity = added_kinds:Brevity
 misnamed = added_kinds:Misnamed
 absent = no_such_module:Term
+numeric_match = added_kinds:Brevity
 
 [flowrl.environments]
 coin = added_kinds:Coin
@@ -103,6 +104,11 @@ def test_an_item_of_a_list_of_terms_goes_by_the_name_that_its_kind_has():
         ("{use: brevty}", r"has no kind 'brevty'\n(.|\n)*did you mean 'brevity'"),
         ("{use: absent}", r"'absent' cannot be imported\n.*added 2\.0: ModuleNotFoundError"),
         ("{use: misnamed}", r"'misnamed' is no reward kind\n.*added 2\.0: added_kinds:Misnamed"),
+        (
+            "{use: numeric_match}",
+            r"two reward kinds are called 'numeric_match'\n"
+            r".*flowrl's own, and added_kinds:Brevity of added 2\.0\n",
+        ),
     ],
 )
 def test_a_mistake_in_the_term_of_a_package_is_told_with_its_line(term: str, message: str):
