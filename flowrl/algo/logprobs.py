@@ -189,43 +189,41 @@ class _OfSampler(torch.autograd.Function):
         scale: float,
         transform: SamplerTransform,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_norm = torch.empty(len(rows), dtype=_kind(logits), device=logits.device)
-        logprobs, entropy = torch.empty_like(log_norm), torch.empty_like(log_norm)
+        logprobs = torch.empty(len(rows), dtype=_kind(logits), device=logits.device)
+        entropy = torch.empty_like(logprobs)
         for part in _parts(len(rows), logits):
-            y = transform.apply(logits[rows[part]].to(log_norm.dtype) * scale, part)
-            norm = y.logsumexp(-1)
-            log_norm[part] = norm
-            logprobs[part] = y.gather(-1, tokens[part, None]).squeeze(-1) - norm
-            entropy[part] = norm - torch.linalg.vecdot((y - norm[:, None]).exp(), _finite(y))
-        ctx.save_for_backward(logits, rows, tokens, log_norm, entropy)
+            x = logits[rows[part]].to(logprobs.dtype)
+            y = transform.apply(x * scale, part)
+            logprobs[part], entropy[part] = _logprobs_and_entropies(y, tokens[part])
+        ctx.save_for_backward(logits, rows, tokens)
         ctx.scale, ctx.transform = scale, transform
-        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
     def backward(
-        ctx: Any, grad: torch.Tensor | None, entropy_grad: torch.Tensor | None
+        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        logits, rows, tokens, log_norm, entropy = ctx.saved_tensors
-        if grad is None:
-            grad = torch.zeros_like(log_norm)
+        logits, rows, tokens = ctx.saved_tensors
         result = torch.zeros_like(logits)
         for part in _parts(len(rows), logits):
-            x = logits[rows[part]].to(log_norm.dtype) * ctx.scale
-            log_p = ctx.transform.apply(x, part) - log_norm[part, None]
-            factor = -grad[part, None]
-            if entropy_grad is not None:
-                factor = factor - entropy_grad[part, None] * (_finite(log_p) + entropy[part, None])
-            token_grad = log_p.exp().mul_(factor)
-            token_grad.scatter_add_(1, tokens[part, None], grad[part, None])
-            slope = ctx.transform.slope(x, part)
-            token_grad.mul_(ctx.scale if slope is None else slope.mul_(ctx.scale))
+            x = logits[rows[part]].to(grad.dtype).requires_grad_()
+            with torch.enable_grad():
+                y = ctx.transform.apply(x * ctx.scale, part)
+                outputs = _logprobs_and_entropies(y, tokens[part])
+            (x_grad,) = torch.autograd.grad(outputs, x, (grad[part], entropy_grad[part]))
             # Rows ascend, so that tokens of one row are summed here, before 16 bits round them.
             row, place = torch.unique_consecutive(rows[part], return_inverse=True)
-            summed = token_grad.new_zeros(len(row), token_grad.shape[1])
-            summed.index_add_(0, place, token_grad)
+            summed = x_grad.new_zeros(len(row), x_grad.shape[1]).index_add_(0, place, x_grad)
             result[row] += summed.to(result.dtype)
         return result, None, None, None, None
+
+
+def _logprobs_and_entropies(
+    y: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = y.log_softmax(-1)
+    chosen = log_p.gather(-1, tokens[:, None]).squeeze(-1)
+    return chosen, -torch.linalg.vecdot(log_p.exp(), _finite(log_p))
 
 
 def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
@@ -353,23 +351,15 @@ class SamplerTransform:
             part: The tokens, a part of the R tokens.
         """
         if self.penalty != 1.0:
-            x = torch.where(self.seen(part), x * self._factor(x), x)
+            inverse = torch.tensor(1.0 / self.penalty, dtype=x.dtype, device=x.device)
+            factor = torch.where(x > 0, inverse, self.penalty)
+            x = torch.where(self.seen(part), x * factor, x)
         if self.stops is not None:
             assert self.early is not None
             forbidden = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
             forbidden[self.stops] = True
             x = x.masked_fill(self.early[part, None] & forbidden, -torch.inf)
         return x if self.kept_ids is None else x.masked_fill(~self._kept(x, part), -torch.inf)
-
-    def slope(self, x: torch.Tensor, part: slice) -> torch.Tensor | None:
-        """Returns `[n, V]`, the derivatives of the finite transformed logits; None if all are 1."""
-        if self.penalty == 1.0:
-            return None
-        return torch.where(self.seen(part), self._factor(x), 1.0)
-
-    def _factor(self, x: torch.Tensor) -> torch.Tensor:
-        inverse = torch.tensor(1.0 / self.penalty, dtype=x.dtype, device=x.device)
-        return torch.where(x > 0, inverse, self.penalty)
 
     def _kept(self, x: torch.Tensor, part: slice) -> torch.Tensor:
         assert self.kept_ids is not None

@@ -1,12 +1,13 @@
 """From a specification to its function, by table.
 
-A row of the table is `(family, kind) -> "module:function"`; the module is imported when the
-function is first asked for, so that the torch-free part of the engine can resolve advantages.
+The module of a function is imported when the function is first asked for, so that the torch-free
+part of the engine can resolve advantages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,56 +43,30 @@ KLFunction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 """`(logprobs [R], reference logprobs [R]) -> KL [R]`, without its coefficient."""
 
 
-_TABLE: dict[tuple[str, str], str] = {
-    ("advantage", "distill"): "flowrl.algo.advantages.token:distill",
-    ("advantage", "gae"): "flowrl.algo.advantages.token:gae",
-    ("advantage", "gpg"): "flowrl.algo.advantages.group:gpg",
-    ("advantage", "group_in_group"): "flowrl.algo.advantages.token:group_in_group",
-    ("advantage", "group_relative"): "flowrl.algo.advantages.group:group_relative",
-    ("advantage", "leave_one_out"): "flowrl.algo.advantages.group:leave_one_out",
-    ("advantage", "length_weighted"): "flowrl.algo.advantages.group:length_weighted",
-    ("advantage", "max_rl"): "flowrl.algo.advantages.group:max_rl",
-    ("advantage", "normalise_then_sum"): "flowrl.algo.advantages.group:normalise_then_sum",
-    ("advantage", "optimal_token_baseline"): "flowrl.algo.advantages.token:optimal_token_baseline",
-    ("advantage", "own"): "flowrl.algo.user_functions:own_advantage",
-    ("advantage", "pass_at_k"): "flowrl.algo.advantages.group:pass_at_k",
-    ("advantage", "reinforce_pp"): "flowrl.algo.advantages.token:reinforce_pp",
-    ("advantage", "remax"): "flowrl.algo.advantages.token:remax",
-    ("filter", "difficulty"): "flowrl.algo.filters:difficulty",
-    ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
-    ("kl", "kl"): "flowrl.algo.kl:estimate",
-    ("map", "cosine_length"): "flowrl.algo.maps:cosine_length_map",
-    ("map", "first_wins"): "flowrl.algo.maps:first_wins",
-    ("map", "implicit_reward"): "flowrl.algo.maps:implicit_reward",
-    ("map", "own"): "flowrl.algo.user_functions:own_map",
-    ("map", "parse"): "flowrl.algo.maps:parse",
-    ("map", "repetition"): "flowrl.algo.maps:repetition_map",
-    ("map", "soft_overlong"): "flowrl.algo.maps:soft_overlong_map",
-    ("map", "stop_properly"): "flowrl.algo.maps:stop_properly_map",
-    ("map", "weighted_sum"): "flowrl.algo.maps:weighted_sum",
-    ("map", "win_rate"): "flowrl.algo.maps:win_rate",
-    ("select", "best_and_worst"): "flowrl.algo.filters:best_and_worst",
-    ("select", "parsed"): "flowrl.algo.filters:parsed",
-    ("select", "random"): "flowrl.algo.filters:random_k",
-    ("select", "threshold"): "flowrl.algo.filters:threshold",
-    ("select", "top"): "flowrl.algo.filters:top",
-    ("loss", "cross_entropy"): "flowrl.algo.losses:cross_entropy",
-    ("loss", "policy_clip"): "flowrl.algo.surrogates:policy_clip",
-    ("loss", "gmpo"): "flowrl.algo.surrogates:gmpo",
-    ("loss", "sapo"): "flowrl.algo.surrogates:sapo",
-    ("loss", "dppo"): "flowrl.algo.surrogates:dppo",
-    ("loss", "reinforce"): "flowrl.algo.surrogates:reinforce",
-    ("loss", "cispo"): "flowrl.algo.surrogates:cispo",
-    ("loss", "topr"): "flowrl.algo.surrogates:topr",
-    ("loss", "vespo"): "flowrl.algo.surrogates:vespo",
-    ("loss", "kl_cov"): "flowrl.algo.surrogates:kl_cov",
-    ("loss", "kimi"): "flowrl.algo.surrogates:kimi",
-    ("loss", "value_clip"): "flowrl.algo.losses_supervised:value_clip",
-    ("loss", "dpo"): "flowrl.algo.losses_supervised:dpo",
-    ("loss", "bradley_terry"): "flowrl.algo.losses_supervised:bradley_terry",
-    ("loss", "implicit_reward"): "flowrl.algo.losses_supervised:implicit_reward",
-    ("loss", "outcome"): "flowrl.algo.losses_supervised:outcome",
-    ("loss", "token_outcome"): "flowrl.algo.losses_supervised:outcome",
+_KINDS = {
+    ("advantage", "advantages.group"): """gpg group_relative leave_one_out length_weighted max_rl
+        normalise_then_sum pass_at_k""",
+    ("advantage", "advantages.token"): """distill gae group_in_group optimal_token_baseline
+        reinforce_pp remax""",
+    ("advantage", "user_functions"): "own=own_advantage",
+    ("filter", "filters"): "difficulty zero_variance",
+    ("kl", "kl"): "kl=estimate",
+    ("map", "maps"): """first_wins implicit_reward parse weighted_sum win_rate
+        cosine_length=cosine_length_map repetition=repetition_map
+        soft_overlong=soft_overlong_map stop_properly=stop_properly_map""",
+    ("map", "user_functions"): "own=own_map",
+    ("select", "filters"): "best_and_worst parsed random=random_k threshold top",
+    ("loss", "losses"): "cross_entropy",
+    ("loss", "losses_supervised"): """bradley_terry dpo implicit_reward outcome
+        token_outcome=outcome value_clip""",
+    ("loss", "surrogates"): "cispo dppo gmpo kimi kl_cov policy_clip reinforce sapo topr vespo",
+}
+"""Kinds by family and module of `flowrl.algo`: `kind`, or `kind=function` if the names differ."""
+
+_TABLE = {
+    (family, kind.partition("=")[0]): f"flowrl.algo.{module}:{kind.rpartition('=')[2]}"
+    for (family, module), kinds in _KINDS.items()
+    for kind in kinds.split()
 }
 
 _PROPORTIONAL = frozenset(
@@ -110,20 +85,17 @@ def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
 
 def resolve_filter(spec: FilterSpec) -> FilterFunction:
     """Returns the function of a filter."""
-    function = _lookup(spec)
-    return lambda scores, groups: function(scores, groups, spec)
+    return partial(_lookup(spec), spec=spec)
 
 
 def resolve_map(spec: MapSpec) -> MapFunction:
     """Returns the function of a map."""
-    function = _lookup(spec)
-    return lambda batch: function(batch, spec)
+    return partial(_lookup(spec), spec=spec)
 
 
 def resolve_select(spec: SelectSpec) -> SelectFunction:
     """Returns the function of a selection."""
-    function = _lookup(spec)
-    return lambda scores, groups, ids: function(scores, groups, ids, spec)
+    return partial(_lookup(spec), spec=spec)
 
 
 def resolve_loss(spec: LossSpec) -> LossFunction:
@@ -149,11 +121,9 @@ def resolve_kl(spec: KL) -> KLFunction:
     """
     if spec.estimator == "full":
         raise GraphError("the full divergence is not computed from logprobs", found=str(spec))
-    estimator, function = spec.estimator, _lookup(spec)
-    return lambda logprobs, other: function(
-        logprobs,
-        other,
-        estimator,
+    return partial(
+        _lookup(spec),
+        estimator=spec.estimator,
         clamp_input=spec.clamp_input,
         clamp_output=spec.clamp_output,
     )
