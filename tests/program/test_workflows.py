@@ -23,6 +23,7 @@ from flowrl.program.registry import load_workflow
 from flowrl.specs import PolicyClip
 from flowrl.specs.user_functions import import_file
 from flowrl.testing import check_map
+from flowrl.viz import render
 from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo
 from flowrl_graphs.co_training import co_training
@@ -133,12 +134,14 @@ def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, arg
     traced = flow.trace(args)
     golden(f"{name}.traced.txt", format_graph(traced))
     golden(f"{name}.lowered.txt", format_graph(run_passes(traced, Context())))
+    golden(f"{name}.traced.mmd", render(traced, "mermaid"))
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_the_asynchronous_graph_is_as_it_was(golden, mini_batches):
     traced = async_grpo.trace()
     golden("async_grpo.traced.txt", format_graph(traced))
+    golden("async_grpo.traced.mmd", render(traced, "mermaid"))
     context = Context(max_staleness=1, mini_batches=mini_batches)
     golden(f"async_grpo.{mini_batches}.lowered.txt", format_graph(run_passes(traced, context)))
 
