@@ -33,8 +33,8 @@ _ON_DATA = (
 )
 _AT_ONCE = "a workflow only says what happens; flowrl runs operations concurrently"
 _ON_NUMBERS = (
-    "compute with data inside an operation: a reward function for scores, "
-    "fl.advantage.group_relative(scores) for advantages, fl.map for a function of your own"
+    "compute with data inside an operation: fl.weighted_sum((accuracy, 1.0), (style, 0.2)) adds "
+    "scores, fl.advantage.group_relative(scores) centres them, fl.map is a function of your own"
 )
 
 _ONE_THING = (

@@ -102,14 +102,19 @@ def _describe(value: object) -> str:
         return f"{value.kind} of '{value.node}'"
     if isinstance(value, Spec):
         return str(value)
-    if (
-        isinstance(value, tuple | list)
-        and value
-        and all(isinstance(each, Handle) for each in value)
-    ):
-        return " and ".join(map(_describe, value))
     described = getattr(value, "described", None)
-    return described if isinstance(described, str) else f"{value!r} ({type(value).__name__})"
+    if isinstance(described, str):
+        return described
+    if isinstance(value, tuple | list):
+        if value and all(isinstance(each, Handle) for each in value):
+            return " and ".join(map(_describe, value))
+        if any(isinstance(each, Handle | Spec) or hasattr(each, "described") for each in value):
+            parts = (
+                repr(each) if isinstance(each, str | int | float) else _describe(each)
+                for each in value
+            )
+            return f"{type(value).__name__} of {', '.join(parts)}"
+    return f"{value!r} ({type(value).__name__})"
 
 
 def _handle_hint(value: object, kind: type[Handle]) -> str | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypedDict, Unpack
+from typing import ClassVar, NoReturn, TypedDict, Unpack
 
 from flowrl.program.handles import Advantages, Logprobs, Mapped, Samples, Scores
 from flowrl.program.operation import (
@@ -64,6 +64,18 @@ class Term:
 
     __rmul__ = __mul__
 
+    def __neg__(self) -> Term:
+        return self * -1
+
+    def __add__(self, other: object) -> NoReturn:
+        raise trace_error(
+            "terms are not added with + or with Python's sum",
+            expected="fl.sum, which makes one optimizer update of several terms",
+            hint=f"write {_WRITTEN}, or fl.sum(*terms) for a list of them",
+        )
+
+    __radd__ = __sub__ = __add__
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sum:
@@ -73,6 +85,11 @@ class Sum:
 
     described: ClassVar[str] = "a sum of terms"
     instead: ClassVar[str] = "a policy takes a sum; here, make one update after the other"
+
+    def __mul__(self, factor: object) -> NoReturn:
+        raise trace_error("a sum of terms has no factor", hint="multiply each of its terms")
+
+    __rmul__ = __mul__
 
 
 class UpdateArguments(TypedDict, total=False):
@@ -129,10 +146,13 @@ def sum_of(*terms: Term) -> Sum:
         if isinstance(each, Term):
             continue
         hint = f"write {_WRITTEN}"
-        if isinstance(each, Scores):
+        parts = each if isinstance(each, list | tuple) else (each,)
+        if any(isinstance(part, Scores) for part in parts):
             hint = "add scores with fl.weighted_sum((accuracy, 1.0), (style, 0.2))"
-        elif isinstance(each, list | tuple) and all(isinstance(one, Term) for one in each):
+        elif parts and all(isinstance(part, Term) for part in parts):
             hint = "write fl.sum(*terms)"
+        elif any(isinstance(part, Samples) for part in parts):
+            hint = f"a term names its advantages and its loss, and its factor: {_WRITTEN}"
         raise refuse_argument("fl.sum", "terms", each, "terms: fl.term(samples, ...)", hint)
     if not terms:
         raise trace_error("fl.sum has no terms", hint=f"write {_WRITTEN}")

@@ -217,12 +217,17 @@ def test_roles_are_told_apart_at_the_call():
         (
             lambda red, blue, game, _: ((red, game), game),
             "policy",
-            "(<fl.Policy red>",
+            "tuple of the role 'red', the role 'game'",
             "(pro, con)",
         ),
         (lambda red, blue, game, _: ([], game), "policy", "[]", "(pro, con)"),
         (lambda red, blue, game, _: (red, blue), "environment", "the role 'blue'", "(pro, con)"),
-        (lambda red, blue, game, _: (red, (game, blue)), "environment", "(<fl.Env", "(pro, con)"),
+        (
+            lambda red, blue, game, _: (red, (game, blue)),
+            "environment",
+            "tuple of the role 'game'",
+            "(pro, con)",
+        ),
         (
             lambda red, blue, game, judge: (red, judge),
             "environment",

@@ -86,7 +86,34 @@ def learning(made: Callable[..., Any]) -> fl.Workflow:
         (
             lambda rollout, actor, **_: actor.update(fl.sum((rollout, fl.loss.reinforce(), 1.0))),
             "fl.sum cannot take this 'terms'",
+            "a term names its advantages and its loss, and its factor: fl.sum(fl.term(rollout",
+        ),
+        (
+            lambda scores, actor, **_: actor.update(fl.sum((scores, 1.0))),
+            "fl.sum cannot take this 'terms'",
+            "fl.weighted_sum(",
+        ),
+        (
+            lambda examples, actor, **_: actor.update(sum([fl.term(examples), fl.term(examples)])),
+            "terms are not added with + or with Python's sum",
             "write fl.sum(fl.term(rollout",
+        ),
+        (
+            lambda examples, actor, **_: actor.update(fl.term(examples) - fl.term(examples)),
+            "terms are not added with + or with Python's sum",
+            "write fl.sum(fl.term(rollout",
+        ),
+        (
+            lambda examples, actor, **_: actor.update(0.1 * fl.sum(fl.term(examples))),
+            "a sum of terms has no factor",
+            "multiply each of its terms",
+        ),
+        (
+            lambda examples, actor, **_: actor.update(
+                examples, loss=sum([fl.loss.cross_entropy(), fl.loss.reinforce()])
+            ),
+            "losses are not added with + or with Python's sum",
+            "write actor.update(fl.sum(",
         ),
         (
             lambda rollout, examples, actor, **_: actor.update(

@@ -96,12 +96,14 @@ class LossSpec(Spec):
 
     def __add__(self, other: object) -> NoReturn:
         raise trace_error(
-            "losses are not added with +",
-            found=f"{self.kind} + {getattr(other, 'kind', repr(other))}",
+            "losses are not added with + or with Python's sum",
+            found=f"{self.kind} and {getattr(other, 'kind', repr(other))}",
             expected="a sum of terms, each with its samples and its loss",
             hint="write actor.update(fl.sum(fl.term(rollout, advantages=..., loss=...), "
             "0.1 * fl.term(rollout, loss=...)))",
         )
+
+    __radd__ = __add__
 
     @property
     def needs(self) -> tuple[str, ...]:
