@@ -74,7 +74,7 @@ class Capabilities:
         updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay),
             `reset` (`TrainBackend.reset_optimizer`) and `sum` (`TrainBackend.update_sum`).
         user_environment: True if its environment is the class that `roles.NAME.environment` names.
-        seeds: True if sampling response token t depends on `GenerateRequest.seed` and t alone. Where
+        seeds: True if sampling response token t depends on `GenerateRequest.seed` and t alone. If
             it does not, a repeated request gives another sample of the same distribution.
     """
 

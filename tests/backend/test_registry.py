@@ -179,7 +179,8 @@ def test_a_plugin_may_say_the_version_of_its_protocol(install: Install) -> None:
 
 def test_a_trainer_with_another_engine_has_what_both_can(install: Install) -> None:
     engine = GOOD.replace("Service.SCORE", "Service.GENERATE").replace(
-        'devices=frozenset({"cpu"})', 'devices=frozenset({"cpu"}), abort=True, sleep=True, seeds=False'
+        'devices=frozenset({"cpu"})',
+        'devices=frozenset({"cpu"}), abort=True, sleep=True, seeds=False',
     )
     install("acme-engine", "good", engine)
     pair = find("torch+good")
