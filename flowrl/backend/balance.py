@@ -19,7 +19,7 @@ __all__ = ["balanced", "rows_of_ranks"]
 def balanced(costs: Sequence[int], num_parts: int) -> list[list[int]]:
     """Divides items into `num_parts` parts of nearly equal cost; returns ascending item numbers.
 
-    Takes the best of three heuristics: longest first, and the largest differencing method (Karmarkar
+    Takes the best of three heuristics: longest first, and largest differencing (Karmarkar
     and Karp, 1982, in its form for several parts) over single items and over runs of `num_parts`
     items of similar cost. Parts have different numbers of items, and none if there are too few.
     """
