@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from flowrl.errors import ConfigError, FlowError
+from flowrl.wording import suggestion
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
@@ -85,13 +86,15 @@ def resume(
             hint=f"edit {path}/plan.STAGE.json to go on by another one",
         )
     for override in overrides:
+        key, equals, _ = override.partition("=")
         if not override.startswith(_CHANGEABLE) and not _CHANGEABLE_OF_ONE.match(override):
+            other = "start a new run for anything else" if equals else f"leave {override} out"
             raise ConfigError(
                 "a resumed run keeps its configuration",
                 where=f"command line ({override})",
                 expected=f"keys that begin with {', '.join(_CHANGEABLE)}, "
                 "stage.NAME.train.refill_limit, roles.NAME.timeout_s",
-                hint="start a new run for anything else",
+                hint=suggestion(key, (each for each in _CHANGEABLE if each[-1] != ".")) or other,
             )
     RunFolder.open(path)
     compiled = api.compile(None, path / "config.yaml", overrides=overrides)

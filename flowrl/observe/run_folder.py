@@ -112,11 +112,11 @@ class RunFolder:
             CheckpointError: no run is there.
         """
         if not (path / _CONFIG).is_file():
-            missing = "no such folder" if not path.is_dir() else f"a folder without {_CONFIG}"
+            missing = f"a folder without {_CONFIG}" if path.is_dir() else "no such folder"
             raise CheckpointError(
                 "this is no run folder",
                 where=str(path),
-                found=missing,
+                found="a file" if path.is_file() else missing,
                 expected="a folder that `flowrl run` made, such as runs/quickstart",
                 hint=_nearest_run(path),
             )
@@ -387,7 +387,10 @@ def _short(path: Path) -> str:
 
 
 def _nearest_run(path: Path) -> str:
-    """Returns a hint for a folder that is no run: a run inside it, or next to it."""
+    """Returns a hint for a folder that is no run: the run that it is in, one inside or next."""
+    for parent in path.parents:
+        if (parent / _CONFIG).is_file():
+            return f"did you mean {parent}?"
     for folder, name in ((path, ""), (path.parent, path.name), (Path("runs"), path.name)):
         runs = runs_in(folder)
         match = nearest(name, [run.name for run in runs])

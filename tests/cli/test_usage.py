@@ -142,6 +142,24 @@ def test_a_misspelt_run_is_answered_with_the_nearest(capfd, tmp_path: Path, monk
     assert "did you mean runs/async?" in told(capfd, "why", "runs/asnc", "0/0/0")
     assert "did you mean runs/async?" in told(capfd, "run", "--resume", "runs/asnc")
     assert "name one of the runs in runs: async" in told(capfd, "why", "runs", "0/0/0")
+    text = told(capfd, "run", "--resume", "runs/async/config.yaml")
+    assert "found: a file;" in text
+    assert "did you mean runs/async?" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("trian.steps=4", "did you mean 'train.steps'?"),
+        ("eval.evry=4", "did you mean 'eval.every'?"),
+        ("seed=4", "start a new run for anything else"),
+        ("grpo.yaml", "leave grpo.yaml out"),
+    ],
+)
+def test_a_resumed_run_says_which_keys_it_may_change(capfd, word: str, hint: str):
+    text = told(capfd, "run", "--resume", "runs/any", word)
+    assert f"command line ({word}): a resumed run keeps its configuration" in text
+    assert f"to fix: {hint}" in text
 
 
 PACKAGES = ("api.py", "cli", "cluster", "compiler", "config", "cost", "plan", "sim")

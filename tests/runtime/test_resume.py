@@ -368,6 +368,13 @@ def test_a_finished_run_goes_on_to_more_steps_and_remembers_them(tmp_path: Path)
     with pytest.raises(ConfigError, match="has made 6 steps of 'grpo' already"):
         resumed(result.folder, "train.steps=5")
 
+    # Without its checkpoints it is not made a second time in the same folder.
+    summary = (result.folder / "summary.json").read_bytes()
+    shutil.rmtree(result.folder / "checkpoints")
+    with pytest.raises(CheckpointError, match="is finished, and its checkpoints are gone"):
+        resumed(result.folder)
+    assert (result.folder / "summary.json").read_bytes() == summary
+
 
 def test_a_stage_that_a_stop_criterion_ended_is_not_taken_up_again(tmp_path: Path):
     config = tiny_config(tmp_path)

@@ -58,15 +58,22 @@ def resume_local(
         store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         checkpoint = store.latest()
         names = [stage.name for stage in stages]
+        summary = folder.read_summary()
+        if checkpoint is None and summary is not None:
+            raise CheckpointError(
+                "this run is finished, and its checkpoints are gone",
+                where=str(store.folder),
+                found="no whole checkpoint",
+                hint=f"put its checkpoints back; to start again: flowrl run {folder.config_path}",
+            )
         if checkpoint is not None:
             _check_position(checkpoint, stages, path)
-            summary = folder.read_summary()
             if summary is not None and _is_finished(checkpoint, stages):
                 return folder.path, _show_finished(summary, folder, names, display)
         files = InputFiles(config, stages, folder.path)
         notes = _check_files(files, accept_changes)
         if checkpoint is None:
-            notes = ["no checkpoint was written before: the run starts again", *notes]
+            notes = [f"{store.folder} has no checkpoint: the run starts again", *notes]
             folder.truncate_after(names, names[0], -1)
         else:
             position = checkpoint.position
@@ -87,7 +94,7 @@ def resume_local(
 
 
 def _check_position(checkpoint: Checkpoint, stages: Sequence[CompiledStage], path: Path) -> None:
-    """True if the checkpoint is of a step that these stages have."""
+    """Checks that the checkpoint is of a step that these stages have."""
     position, names = checkpoint.position, [stage.name for stage in stages]
     if position.stage not in names or names.index(position.stage) != position.stage_index:
         raise CheckpointError(
@@ -95,6 +102,7 @@ def _check_position(checkpoint: Checkpoint, stages: Sequence[CompiledStage], pat
             where=str(checkpoint.path),
             found=f"stage {position.stage!r} at place {position.stage_index}",
             expected=f"stages {', '.join(names)}",
+            hint="resume it with the stages that it began with, or start a new run",
         )
     _check_steps(stages[position.stage_index], position, path)
 
@@ -106,6 +114,7 @@ def _check_steps(stage: CompiledStage, position: Position, path: Path) -> None:
             where=f"{path} (train.steps)",
             found=f"train.steps={stage.config.train.steps}",
             expected=f"at least {position.step}",
+            hint="name more steps, or start a new run with fewer",
         )
 
 
@@ -140,7 +149,10 @@ def _check_graphs(stages: Sequence[CompiledStage], path: Path, accept_changes: b
             began = graph_from_json(decode_json(written.read_bytes()))
         except ValueError as error:
             raise CheckpointError(
-                "the graph of a run cannot be read", where=str(written), found=str(error)
+                "the graph of a run cannot be read",
+                where=str(written),
+                found=str(error),
+                hint="put the file back as it was; without it, graphs are not compared",
             ) from None
         if _without_costs(began) == _without_costs(stage.graph):
             continue

@@ -205,26 +205,25 @@ class CheckpointStore:
                 complete.append(path)
             elif not (path / _DAMAGED).exists():  # of which a warning was given
                 _log.warning("%s: ignored, this checkpoint was never finished", path)
-        newest: _Damaged | None = None
-        skipped: list[Path] = []
+        damaged: list[tuple[Path, _Damaged]] = []
         for path in reversed(complete):
             try:
                 found = _load(path)
             except _Damaged as reason:
-                _log.warning("%s; it is skipped", reason)
-                newest = newest or reason
+                damaged.append((path, reason))
+                continue
+            for newer, reason in damaged:
+                _log.warning("%s is used, as a newer one cannot be: %s", path, reason)
                 if not isinstance(reason, _Unreadable):
-                    skipped.append(path)
-            else:
-                for damaged in skipped:
                     try:
-                        (damaged / _MANIFEST).rename(damaged / _DAMAGED)
+                        (newer / _MANIFEST).rename(newer / _DAMAGED)
                     except OSError as error:
-                        _log.warning("%s: it cannot be marked as damaged: %s", damaged, error)
-                return found
-        if newest is not None:
-            newest.hint = "no older checkpoint is whole; start the run again"
-            raise newest
+                        _log.warning("%s: it cannot be marked as damaged: %s", newer, error)
+            return found
+        if damaged:
+            reason = damaged[0][1]
+            reason.hint = "put the file back, or start a new run: no older checkpoint is whole"
+            raise reason
         return None
 
     def _folders(self) -> list[Path]:
