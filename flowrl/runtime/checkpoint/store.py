@@ -212,18 +212,18 @@ class CheckpointStore:
             except _Damaged as reason:
                 damaged.append((path, reason))
                 continue
-            for newer, reason in damaged:
-                _log.warning("%s is used, as a newer one cannot be: %s", path, reason)
-                if not isinstance(reason, _Unreadable):
+            for newer, damage in damaged:
+                _log.warning("%s is used, as a newer one cannot be: %s", path, damage)
+                if not isinstance(damage, _Unreadable):
                     try:
                         (newer / _MANIFEST).rename(newer / _DAMAGED)
                     except OSError as error:
                         _log.warning("%s: it cannot be marked as damaged: %s", newer, error)
             return found
         if damaged:
-            reason = damaged[0][1]
-            reason.hint = "put the file back, or start a new run: no older checkpoint is whole"
-            raise reason
+            newest = damaged[0][1]
+            newest.hint = "put the file back, or start a new run: no older checkpoint is whole"
+            raise newest
         return None
 
     def _folders(self) -> list[Path]:
