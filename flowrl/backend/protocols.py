@@ -185,6 +185,8 @@ class GenerateBackend(Protocol):
 
         Returns a few decode steps after a request ended, or after a bounded number of them, or
         after `timeout_s` seconds; at once when there are no requests and no weights to load.
+        An engine in a process of its own for which neither an end nor a higher
+        `Progress.num_tokens` is reported for half of `runtime.stall_timeout_s` is restarted.
         """
         ...
 

@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +20,9 @@ from flowrl.backend.protocols import Finished, GenerateRequest, Loaded, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId, SampleId
 from flowrl.runtime.channels import Message
+from flowrl.runtime.local import engine_worker
 from flowrl.runtime.local.engine_process import EngineProcess
-from flowrl.runtime.local.engine_worker import run_engine
+from flowrl.runtime.local.engine_worker import EngineServer, pack_requests, run_engine
 from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason, Sampling
 from tests.policy_contexts import weights_of
@@ -32,6 +33,7 @@ from tests.runtime.scripted_engine import (
     HANG,
     PLUGIN,
     RAISE,
+    ScriptedEngine,
     context,
     weights,
 )
@@ -51,7 +53,7 @@ class LentModel:
         self._readable, writable = os.pipe()
         os.close(writable)
         self.lent = 0
-        self.sent: list[tuple[object, int]] = []
+        self.sent: list[tuple[Message, int]] = []
 
     def fileno(self) -> int:
         return self._readable
@@ -304,6 +306,23 @@ def test_an_engine_that_says_nothing_is_given_up(opened: Open):
     engine.submit([request("0/0/0", BLOCK)])
     with pytest.raises(WorkerDied, match=r"silent for 0\.5 s, half of .*, with 1 requests"):
         until(engine, lambda outputs: False)
+
+
+def test_an_engine_whose_requests_do_not_go_on_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Stuck(ScriptedEngine):
+        def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
+            return [Progress(sample=SampleId("0/0/0"), attempt=0, num_tokens=2)]
+
+    monkeypatch.setattr(engine_worker, "_PROGRESS_S", -1.0)
+    mailbox = LentModel(weights(tmp_path, 1))
+    server = EngineServer(mailbox, Stuck(context(tmp_path)), "actor.generate[0]")
+    server.handle(("submit", pack_requests([request("0/0/0")])))
+    for _ in range(3):
+        server.poll()
+    ((message, _),) = mailbox.sent
+    assert message[3] == (("0/0/0", 0, 2),)
 
 
 def test_an_engine_that_is_not_ready_in_time_is_given_up(opened: Open):

@@ -162,6 +162,8 @@ class EngineServer:
         self._samplings: dict[Sampling, Sampling] = {}
         # The latest attempt: the end of an aborted one is reported after the next was sent.
         self._live: dict[SampleId, int] = {}
+        # Response tokens of running attempts when they were last reported.
+        self._num_tokens: dict[tuple[SampleId, int], int] = {}
         self._num_loading = 0
         self._busy_s = 0.0
         self._reported_at = time.monotonic()
@@ -200,6 +202,10 @@ class EngineServer:
             case ("submit", list(packed)):
                 requests = unpack_requests(cast("list[RequestFields]", packed), self._samplings)
                 self._live.update((request.sample, request.attempt) for request in requests)
+                self._num_tokens.update(
+                    ((request.sample, request.attempt), len(request.response))
+                    for request in requests
+                )
                 self._engine.submit(requests)
             case ("abort", tuple(samples)):
                 self._engine.abort(cast("tuple[SampleId, ...]", samples))
@@ -215,7 +221,10 @@ class EngineServer:
                 raise AssertionError(f"an engine received {message!r}")
 
     def poll(self) -> None:
-        """Decodes for a moment, and sends what came of it."""
+        """Decodes for a moment, and sends what came of it.
+
+        Sends nothing where no request has gone on: its client takes silence for a hang.
+        """
         began = time.monotonic()
         with SPANS.of(self._name, "generate"):
             outputs = self._engine.poll(_POLL_S)
@@ -228,14 +237,26 @@ class EngineServer:
                 self._mailbox.send(("loaded", output))
         ends = [output for output in outputs if isinstance(output, Finished)]
         for end in ends:
+            self._num_tokens.pop((end.sample, end.attempt), None)
             if self._live.get(end.sample) == end.attempt:
                 del self._live[end.sample]
-        progress: list[Progress] = []
-        if ends or now - self._reported_at > _PROGRESS_S:
-            progress = [output for output in outputs if isinstance(output, Progress)]
+        is_due = bool(ends) or now - self._reported_at > _PROGRESS_S
+        progress = self._progress(outputs) if is_due else []
+        if ends or progress:
             self._reported_at = now
             packed, tokens = pack_ends(ends)
             self._mailbox.send(("outputs", packed, tokens, pack_progress(progress), self._busy_s))
+
+    def _progress(self, outputs: Sequence[Progress | Finished | Loaded]) -> list[Progress]:
+        """Returns the progress of running requests that have more tokens than last reported."""
+        progress = []
+        for output in outputs:
+            if isinstance(output, Progress):
+                key = output.sample, output.attempt
+                if self._num_tokens.get(key) not in (None, output.num_tokens):
+                    self._num_tokens[key] = output.num_tokens
+                    progress.append(output)
+        return progress
 
 
 def main(arguments: list[str]) -> None:
