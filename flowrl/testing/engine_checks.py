@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from flowrl.backend.batch import Ints
 from flowrl.backend.protocols import Finished, FinishReason, GenerateRequest
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
@@ -20,6 +19,8 @@ FIRST, SECOND = 3, 4
 """The versions that the checks publish."""
 
 _BIASED = "importance ratios are wrong: the policy gradient is biased from the first step on"
+
+_UNSEEDED = "a run that is resumed, or loses an engine, does not repeat its samples"
 
 
 class NotDeclared(Exception):
@@ -66,15 +67,15 @@ def _alone(at: CheckedEngine) -> str:
     for request in reversed(requests):
         (alone,) = at.finish([request]).values()
         same += np.array_equal(alone.tokens, together[request.sample].tokens)
+        at.require_served([request], {request.sample: alone}, at.models.first, _BIASED)
     exact = at.models.context.dtype == "float32"
-    if same < (len(requests) if exact else len(requests) // 2):
+    if at.capabilities.seeds and same < (len(requests) if exact else len(requests) // 2):
         raise CheckFailed(
             f"{len(requests) - same} of {len(requests)} samples have other tokens alone than in a "
             "batch of 8",
-            "a run that is resumed, or loses an engine, does not repeat its samples: seeds must "
-            "depend on the request alone",
+            f"{_UNSEEDED}: seeds must depend on the request alone",
         )
-    return f"{same} of {len(requests)} samples are the same alone and in a batch"
+    return f"{same} of {len(requests)} samples are the same alone and in a batch{_or_not(at)}"
 
 
 def _greedy(at: CheckedEngine) -> str:
@@ -106,8 +107,8 @@ def _resume(at: CheckedEngine) -> str:
     ]
     rest = at.finish(parts)
     worst = at.require_served(parts, rest, at.models.first, _BIASED)
-    _same_whole(parts, {s: e.tokens for s, e in whole.items()}, rest, "after 7 kept tokens")
-    return f"8 samples continued after 7 tokens, largest difference {worst:.1g}"
+    _same_whole(at, parts, whole, rest, "after 7 kept tokens")
+    return f"8 samples continued after 7 tokens, largest difference {worst:.1g}{_or_not(at)}"
 
 
 def _abort(at: CheckedEngine) -> str:
@@ -139,6 +140,10 @@ def _abort(at: CheckedEngine) -> str:
             )
     if any(ends[r.sample].reason is FinishReason.ABORT for r in requests[2:]):
         raise CheckFailed("a request ended that nobody aborted", "samples start again for nothing")
+    worst = at.require_served(requests, ends, at.models.first, _BIASED)
+    kept_most = f"2 of 4 aborted with {min(kept.values())} tokens or more"
+    if not at.capabilities.resume:
+        return f"{kept_most}, largest difference {worst:.1g}"
     parts = [
         at.request(
             500 + i,
@@ -149,10 +154,10 @@ def _abort(at: CheckedEngine) -> str:
         )
         for i, sample in enumerate(wanted)
     ]
-    if at.capabilities.resume:
-        rest = at.finish(parts)
-        _same_whole(parts, {s: e.tokens for s, e in whole.items()}, rest, "after an abort")
-    return f"2 of 4 aborted with {min(kept.values())} tokens or more, and continued"
+    rest = at.finish(parts)
+    worst = max(worst, at.require_served(parts, rest, at.models.first, _BIASED))
+    _same_whole(at, parts, whole, rest, "after an abort")
+    return f"{kept_most}, and continued, largest difference {worst:.1g}{_or_not(at)}"
 
 
 def _stops(at: CheckedEngine) -> str:
@@ -285,12 +290,8 @@ def _sleep(at: CheckedEngine) -> str:
     worst = at.require_served(
         requests, after, at.models.first, "the weights are not those from before the sleep"
     )
-    if any(not np.array_equal(before[s].tokens, after[s].tokens) for s in before):
-        raise CheckFailed(
-            "samples have other tokens after sleep and wake",
-            "a run does not repeat its samples where devices are shared in time",
-        )
-    return f"4 samples before and after, largest difference {worst:.1g}"
+    _same_whole(at, requests, before, after, "after sleep and wake")
+    return f"4 samples before and after, largest difference {worst:.1g}{_or_not(at)}"
 
 
 def _bad_requests(at: CheckedEngine) -> str:
@@ -340,19 +341,27 @@ def _require(declared: bool, name: str) -> None:
 
 
 def _same_whole(
+    at: CheckedEngine,
     parts: list[GenerateRequest],
-    whole: Mapping[SampleId, Ints],
+    whole: Mapping[SampleId, Finished],
     rest: Mapping[SampleId, Finished],
     when: str,
 ) -> None:
-    for part in parts:
-        end = rest[part.sample]
-        if not np.array_equal(np.concatenate([part.response, end.tokens]), whole[part.sample]):
+    """Requires that samples have the tokens that they had without an interruption.
+
+    Of an engine without seeds only their logprobs are known, which the caller compares.
+    """
+    for part in parts if at.capabilities.seeds else ():
+        tokens = np.concatenate([part.response, rest[part.sample].tokens])
+        if not np.array_equal(tokens, whole[part.sample].tokens):
             raise CheckFailed(
-                f"{part.sample} goes on with other tokens {when} than without",
-                "sampling token t is to depend on (seed, t) alone: a run that loses an engine or "
-                "is resumed does not repeat its samples",
+                f"{part.sample} has other tokens {when} than without",
+                f"{_UNSEEDED}: sampling token t is to depend on (seed, t) alone",
             )
+
+
+def _or_not(at: CheckedEngine) -> str:
+    return "" if at.capabilities.seeds else "; seeds=False: logprobs were compared, not tokens"
 
 
 ENGINE_CHECKS: dict[str, Callable[[CheckedEngine], str]] = {

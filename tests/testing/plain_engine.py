@@ -43,7 +43,7 @@ class PlainEngine:
         self._context, self._fault = context, fault
         self._model = self._older = ReferenceModel(context.model)
         self._coming: ReferenceModel | None = None
-        self._version = 0
+        self._version = self._num_drawn = 0
         self._running: dict[SampleId, Running] = {}
         self._prompts: set[bytes] = set()
         self._ended: list[Finished] = []
@@ -124,9 +124,14 @@ class PlainEngine:
         seed = (request.seed, position)
         if self._fault == "seeds of the batch":
             seed = (num_running, position)
+        if self._fault == "no seeds":
+            self._num_drawn += 1
+            seed = (self._num_drawn, position)
         noise = torch.from_numpy(np.random.default_rng(seed).gumbel(size=len(left)))
         token = int((left if sampling.temperature == 0 else left + noise).argmax())
         shown = left if self._fault == "logprobs after top-k" else logits
+        if self._fault == "logprobs of its own":
+            shown = logits * 0.9
         running.tokens.append(token)
         running.logprobs.append(float(shown.log_softmax(-1)[token]))
         running.versions.append(self._version)

@@ -38,11 +38,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     )
 
 
-def run_check(name: str, fault: str, models: Models) -> str:
+def run_check(name: str, fault: str, models: Models, **declared: Any) -> str:
+    plugin = PlainPlugin(fault)
+    plugin.capabilities = replace(plugin.capabilities, **declared)
     if name == "tied":
         assert models.tied is not None
-        return check_tied(CheckedEngine(PlainPlugin(fault), models, models.tied[0]))
-    engine = CheckedEngine(PlainPlugin(fault), models)
+        return check_tied(CheckedEngine(plugin, models, models.tied[0]))
+    engine = CheckedEngine(plugin, models)
     engine.load(FIRST, models.first)
     return ENGINE_CHECKS[name](engine)
 
@@ -256,11 +258,19 @@ def test_a_plug_in_is_checked_with_its_options(models: Models):
         command.read_options(["port"])
 
 
-def test_what_is_not_declared_is_not_checked(models: Models):
-    plugin = PlainPlugin()
-    plugin.capabilities = replace(plugin.capabilities, sleep=False, resume=False)
-    engine = CheckedEngine(plugin, models)
-    engine.load(FIRST, models.first)
-    for name in ("resume", "sleep and wake"):
-        with pytest.raises(NotDeclared):
-            ENGINE_CHECKS[name](engine)
+@pytest.mark.parametrize("name", ["resume", "sleep and wake"])
+def test_what_is_not_declared_is_not_checked(models: Models, name: str):
+    with pytest.raises(NotDeclared):
+        run_check(name, "", models, sleep=False, resume=False)
+
+
+@pytest.mark.parametrize("name", ["same tokens in any batch", "resume", "abort", "sleep and wake"])
+def test_logprobs_of_an_engine_without_seeds_are_compared_in_place_of_its_tokens(
+    models: Models, name: str
+):
+    with pytest.raises(CheckFailed, match="other tokens"):
+        run_check(name, "no seeds", models)
+    found = run_check(name, "no seeds", models, seeds=False)
+    assert found.endswith("seeds=False: logprobs were compared, not tokens")
+    with pytest.raises(CheckFailed, match="differ by up to"):
+        run_check(name, "logprobs of its own", models, seeds=False)
