@@ -44,7 +44,7 @@ class _RolloutHistory:
         elif self.row is not None:
             lines.append(f"sample {self.row.sample}: {self.row.end}{_by_weights(self.row)}")
         if self.row is not None:
-            lines += _row_lines(self.row)
+            lines += row_lines(self.row)
         if self.history is None:
             lines.append(f"  when and where it ran is not known: {self.missing}")
         return "\n".join(lines)
@@ -74,11 +74,12 @@ def _by_weights(row: SampleRow) -> str:
     return f"; tokens: {parts}" if parts else ""
 
 
-def _row_lines(row: SampleRow) -> list[str]:
+def row_lines(row: SampleRow) -> list[str]:
+    """Returns the end, the prompt and the response of a sample, a line each."""
     return [
         f"  {_end_of(row)}; {counted(row.num_tokens, 'token')}{_score_of(row)}",
-        f"  prompt {_excerpt(row.prompt, 2000)}",
-        f"  response {_excerpt(row.response)}",
+        f"  prompt {excerpt(row.prompt, 2000)}",
+        f"  response {excerpt(row.response)}",
     ]
 
 
@@ -145,11 +146,11 @@ def _print_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
     for (stage, rollout), rows in rollouts.items():
         print(f"{stage}, {rollout}")
         logged = counted(len(rows), "logged sample")
-        print(f"group {group}: {logged} of prompt {_excerpt(rows[0].prompt)}")
+        print(f"group {group}: {logged} of prompt {excerpt(rows[0].prompt)}")
         for row in sorted(rows, key=lambda row: int(row.sample.rpartition("/")[2])):
             print(
                 f"  {row.sample}  {_end_of(row)}{_score_of(row)}{_by_weights(row)}; "
-                f"response {_excerpt(row.response, 60)}"
+                f"response {excerpt(row.response, 60)}"
             )
     print(f"history of one: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
 
@@ -225,5 +226,6 @@ def _numbers(group: str) -> tuple[int, ...]:
     return tuple(map(int, group.split("/")))
 
 
-def _excerpt(text: str, limit: int = 200) -> str:
+def excerpt(text: str, limit: int = 200) -> str:
+    """Returns the begin of a text in quotes, on one line and without control characters."""
     return repr(text if len(text) <= limit else text[:limit] + "...")

@@ -1,0 +1,28 @@
+"""The commands that show what a run has left in its folder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowrl.cli.options import Debug, Json, RunPath
+
+
+def samples(
+    run: RunPath,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Of this step.")] = None,
+    worst: Annotated[
+        int | None, typer.Option("--worst", metavar="K", help="The K lowest scores.", min=1)
+    ] = None,
+    contains: Annotated[
+        str | None,
+        typer.Option("--contains", metavar="TEXT", help="With this in prompt, response or answer."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show samples of a run: those of its last step, of one step, the worst, or with a text."""
+    from flowrl.cli import samples as command
+
+    command.run(run, step=step, worst=worst, contains=contains, as_json=json)
