@@ -229,7 +229,13 @@ def own_advantage(
         TraceError: No plan can name the function, or a field does not exist.
     """
     names_among(per, get_args(Per), what="per of fl.advantage.own")
-    fields = names_among(needs, FIELDS, what="field of an advantage")
+    fields = names_among(
+        needs,
+        FIELDS,
+        what="field of an advantage",
+        other={name: f"batch.{name} is always there: leave it out" for name in ("scores", "groups")}
+        | {"lengths": 'write needs="mask": batch.mask.sum(1) are the lengths'},
+    )
     if (per == "token" or returns) and "mask" not in fields:
         fields = ("mask", *fields)
     reads = format_list(fields)
@@ -336,8 +342,12 @@ _CALLED_OTHERWISE = {
     "prompt": 'the text of the prompt is "prompt_text" of the rollout',
     "answer": 'write "row.answer", if the field of the data row is called so',
     **dict.fromkeys(("texts", "response", "completion"), 'the text of the response is "text"'),
+    **{
+        name: f"batch.{name} is always there: leave it out of reads="
+        for name in ("groups", "offsets", "lengths", "truncated")
+    },
 }
-"""Keys that people write for texts and rows, and what to write instead."""
+"""Keys that people write for what has another name or is there anyway, and what to do instead."""
 
 
 _MAPPED: Mapping[tuple[Field, ...], type[MappedNumbers]] = {

@@ -41,6 +41,7 @@ from flowrl.program.operation import (
 )
 from flowrl.program.tracer import Read
 from flowrl.specs import Replay, RowCondition, Scalar
+from flowrl.specs.maps import ROW_PREFIX
 from flowrl.specs.names import operation
 from flowrl.user_lines import trace_error
 
@@ -220,6 +221,15 @@ def _condition(
     values: Any = asked[argument]
     if not isinstance(row, str) or not row.strip():
         raise refuse_argument(name, "row", row, "the name of a field of the data rows")
+    if row.strip().startswith(ROW_PREFIX):
+        raise refuse_argument(
+            name,
+            "row",
+            row,
+            "the name of a field as the data rows have it",
+            f'write row="{row.strip().removeprefix(ROW_PREFIX)}"; maps and templates, which read '
+            "more than rows, have the prefix",
+        )
     scalars = isinstance(values, Collection) and not isinstance(values, str | bytes | Handle)
     scalars = scalars and all(
         value is None or isinstance(value, str | int | float) for value in values
@@ -232,6 +242,7 @@ def _condition(
             "a string, a number, True, False or None"
             if argument == "equals"
             else "a list of strings, numbers, True, False or None",
+            f"write one_of={equals!r}" if isinstance(equals, list | tuple | set) else None,
         )
     ordered = sorted(values, key=repr) if isinstance(values, set | frozenset) else values
     return RowCondition.of(row.strip(), ordered, excluded=argument == "none_of")

@@ -296,7 +296,7 @@ def workflow(
             raise trace_error(
                 "@fl.workflow marks functions",
                 found=repr(target),
-                hint="write it above a `def`",
+                hint="write it above a `def`; its option has a name: @fl.workflow(max_staleness=2)",
             )
         is_async = inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
         if is_async or inspect.isgeneratorfunction(target):

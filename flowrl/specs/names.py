@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,14 +125,20 @@ def _bad_call(
             argument that is missing.
     """
     names, hint = arguments_of(function), None
-    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
-    if problem is not None and kinds == {inspect.Parameter.KEYWORD_ONLY}:
-        hint = f"as a decorator it has parentheses: @{name}(...)"
+    kinds = [each.kind for each in inspect.signature(function).parameters.values()]
+    missing = re.fullmatch("missing a required .*: ('.*')", problem or "")
+    if problem == "too many positional arguments":
+        positions = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
+        hint = f"by position it takes {', '.join(names[:positions])}; the others have names"
+        if positions == 0:
+            hint = f"as a decorator it has parentheses: @{name}(...)"
     for argument in unknown[:1]:
         problem = f"got an unexpected keyword argument '{argument}'"
         meant = next(iter(meanings(f"{name.rpartition('.')[2]}()", argument)), None)
         match = nearest(argument, names, cutoff=0.7)
         hint = f"leave {argument} out" if match is None else f"did you mean '{match}'?"
+        if match is None and missing is not None:
+            hint += f", and pass {missing[1]}"
         if meant is not None:
             hint = f"write {meant}=..." if meant in names else f"write {meant}"
     return trace_error(f"{name}: {problem}", expected=f"arguments {', '.join(names)}", hint=hint)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from flowrl.errors import ConfigError, FlowError, TraceError
@@ -432,7 +432,11 @@ def _scalar(value: object, name: str, where: str) -> Scalar:
 
 
 def names_among(
-    names: str | Iterable[str], known: Collection[str], *, what: str
+    names: str | Iterable[str],
+    known: Collection[str],
+    *,
+    what: str,
+    other: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Returns the names that a decorator was given, without duplicates.
 
@@ -440,6 +444,7 @@ def names_among(
         names: One name, or several.
         known: All valid names.
         what: The kind of the names, for messages: `field of an update`.
+        other: What to do instead, by names that are not known.
 
     Raises:
         TraceError: A name is not known.
@@ -450,7 +455,7 @@ def names_among(
             raise trace_error(
                 f"no {what} is called {name!r}",
                 expected=", ".join(known),
-                hint=suggestion(str(name), known),
+                hint=other.get(name) or suggestion(str(name), known),
             )
     return unique
 

@@ -17,6 +17,11 @@ from flowrl.wording import nearest
 Use = Callable[..., Any]
 
 
+@fl.map(reads="lengths")
+def lengths(batch):
+    return batch["lengths"]
+
+
 def refusal(use: Use) -> TraceError:
     """The error of a program that does something with its handles and roles."""
 
@@ -41,7 +46,9 @@ def refusal(use: Use) -> TraceError:
         (lambda r, s, a, *_: a.update(r, s, beta=0.1), "write kl=fl.kl.k3(0.001)"),
         (lambda r, s, a, *_: a.update(r, s, lr=1e-3), "write train.optimizer.learning_rate in"),
         (lambda r, s, a, *_: a.update(r, scores=s), "write rewards=..."),
-        (lambda r, s, a, *_: a.update(samples=r), "leave samples out"),
+        (lambda r, s, a, *_: a.update(samples=r), "leave samples out, and pass 'rollout'"),
+        (lambda r, s, *_: fl.where(r, topic="maths"), "leave topic out, and pass 'row'"),
+        (lambda r, s, *_: fl.where(r, s, row="topic"), "by position it takes given; the others"),
         (lambda r, s, a, *_: a.sync(a, interval=3), "write every=..."),
         (lambda r, s, a, *_: a.sync(a, ema=0.9), "write decay=..."),
         (lambda r, s, a, *_: a.update(a, decay=0.9), "write reference.sync(actor, decay=0.99) for"),
@@ -70,6 +77,24 @@ def test_a_call_with_another_argument_says_what_to_write(use: Use, hint: str):
     assert "argument" in error.what
     assert (error.hint or "").startswith(hint)
     assert "test_other_words.py" in str(error.where)
+
+
+@pytest.mark.parametrize(
+    ("use", "hint"),
+    [
+        (lambda r: fl.where(r, row="row.topic", equals=1), 'write row="topic"; maps and templates'),
+        (lambda r: fl.where(r, row="topic", equals=["a", "b"]), "write one_of=['a', 'b']"),
+        (lambda _: fl.advantage.own(needs="groups"), "batch.groups is always there: leave it out"),
+        (lambda _: fl.advantage.own(needs="lengths"), 'write needs="mask"'),
+        (lambda _: fl.loss.own(needs="logprobs"), "logprobs are the function's first argument"),
+        (lambda r: lengths(r), "batch.lengths is always there: leave it out of reads="),
+        (lambda _: fl.workflow(2), "write it above a `def`; its option has a name: @fl.workflow("),
+    ],
+)
+def test_a_name_that_is_written_elsewhere_otherwise_is_answered_with_the_one_of_here(
+    use: Callable[[fl.Rollout], object], hint: str
+):
+    assert (refusal(lambda r, *_: use(r)).hint or "").startswith(hint)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def own(
     names_among(aggregation, get_args(Aggregation), what="aggregation")
     known = tuple(dict.fromkeys(prediction for prediction, _ in _KINDS))
     names_among(predicts, known, what="prediction (predicts=) of a loss")
-    reads = names_among(needs, FIELDS, what="field of a loss")
+    given = {"logprobs": "logprobs are the function's first argument: leave it out"}
+    reads = names_among(needs, FIELDS, what="field of a loss", other=given)
     extra_names = (extra,) if isinstance(extra, str) else tuple(dict.fromkeys(extra))
     for name in extra_names:
         if not name.isidentifier() or name in FIELDS:
