@@ -1,7 +1,8 @@
 """Filters and selections: which groups and samples reach the update. numpy only.
 
 A filter returns a mask of samples. A selection returns row numbers: groups keep their order, and
-the rows of a group are adjacent.
+the rows of a group are adjacent; it may remove whole groups. Scores are `[N]`, one a sample, and
+samples with equal numbers in `groups` `[N]` form a group, adjacent or not.
 """
 
 from __future__ import annotations
@@ -26,10 +27,7 @@ from flowrl.specs.filters import (
 
 
 def zero_variance(
-    scores: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    spec: ZeroVariance,
-    live: npt.ArrayLike | None = None,
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: ZeroVariance
 ) -> npt.NDArray[np.bool_]:
     """Keeps the samples of groups whose scores differ (dynamic sampling: DAPO, 2025, section 3.2).
 
@@ -37,38 +35,15 @@ def zero_variance(
     above the tolerance. DAPO's condition, 0 < number correct < group size, is the same for scores
     of 0 and 1. A group of equal scores has exactly the deviation 0. A group of one has no spread
     and is removed, unless `singleton="keep"`.
-
-    Args:
-        scores: `[N]`, one score a sample.
-        groups: `[N]` integers; samples with equal numbers form a group, adjacent or not.
-        spec: The filter.
-        live: `[N]`, true for samples that carry a loss; only their scores are compared, and a group
-            with at most one of them counts as a group of one. None for all samples.
-
-    Returns:
-        bool `[N]`, true for samples that are kept; all samples of a group are kept or removed.
     """
     r, g = _pair(scores, groups)
-    if not len(r):
-        return np.zeros(0, np.bool_)
-    counted = np.ones(len(r), np.bool_) if live is None else np.asarray(live, np.bool_)
-    _, number = np.unique(g, return_inverse=True)
-    size = int(number.max()) + 1
-    stays = np.full(size, spec.singleton == "keep")
-    if counted.any():
-        part = Partition.of(number[counted])
-        chosen = r[counted]
-        if spec.measure == "spread":
-            low, high = part.extremes(chosen)
-            differs = high - low > spec.tolerance
-        else:
-            deviation = np.zeros(len(part.size))
-            deviation[part.number] = np.sqrt(part.variance(chosen, spec.ddof))
-            differs = deviation > spec.tolerance
-        present = np.unique(number[counted])
-        several = part.size > 1
-        stays[present[several]] = differs[several]
-    return np.asarray(stays[number], np.bool_)
+    part = Partition.of(g)
+    if spec.measure == "spread":
+        low, high = part.extremes(r)
+        differs = (high - low > spec.tolerance)[part.number]
+    else:
+        differs = np.sqrt(part.variance(r, spec.ddof)) > spec.tolerance
+    return np.where(part.alone, spec.singleton == "keep", differs)
 
 
 def difficulty(
@@ -77,12 +52,8 @@ def difficulty(
     """Keeps the samples of groups with low < mean score < high.
 
     For scores of 0 and 1 the mean is the solve rate of the prompt.
-
-    The arguments and the result are those of `zero_variance`.
     """
     r, g = _pair(scores, groups)
-    if not len(r):
-        return np.zeros(0, np.bool_)
     part = Partition.of(g)
     low, high = part.extremes(r)
     # The mean of equal scores is that score, without the rounding of their sum.
@@ -106,18 +77,9 @@ def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: 
     """Returns the k best samples of each group in batch order, the first ones of equal scores.
 
     A group of fewer than k is kept whole.
-
-    Args:
-        scores: `[N]`, finite.
-        groups: `[N]`; samples with equal numbers form a group.
-        ids: The N ids of the samples; only `random_k` reads them.
-        spec: The selection.
-
-    Returns:
-        int64 `[K]`, row numbers.
     """
     r = check_scores(scores, groups)
-    return _first(_members(groups), -r, spec.k)
+    return _first(groups, -r, spec.k)
 
 
 def threshold(
@@ -127,24 +89,15 @@ def threshold(
 
     A policy that imitates them improves itself as in ReST (Gulcehre et al., 2023,
     arXiv:2308.08998); RAFT (Dong et al., 2023, arXiv:2304.06767) imitates the best of each group.
-
-    The arguments and the result are those of `top`; a group may lose all of its samples.
     """
-    r = check_scores(scores, groups)
-    chosen = [rows[r[rows] >= spec.at_least] for rows in _members(groups)]
-    return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
+    return _of_groups(groups, check_scores(scores, groups) >= spec.at_least)
 
 
 def parsed(
     scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
 ) -> Rows:
-    """Returns the samples whose score is a number: NaN marks a response without one.
-
-    The arguments and the result are those of `top`; a group may lose all of its samples.
-    """
-    r = np.asarray(scores, np.float64)
-    chosen = [rows[np.isfinite(r[rows])] for rows in _members(groups)]
-    return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
+    """Returns the samples whose score is a number: NaN marks a response without one."""
+    return _of_groups(groups, np.isfinite(np.asarray(scores, np.float64)))
 
 
 def random_k(
@@ -153,15 +106,13 @@ def random_k(
     """Returns k random samples of each group: those with the smallest hashes of id and seed.
 
     The choice depends on ids and seed alone, so a resumed run repeats it in any batch.
-
-    The arguments and the result are those of `top`.
     """
     check_scores(scores, groups)
     digests = [hashlib.blake2b(f"{spec.seed}/{i}".encode(), digest_size=6).digest() for i in ids]
     ranks = np.array([int.from_bytes(digest, "big") for digest in digests], np.float64)
     if len(ranks) != len(np.asarray(groups)):
         raise ValueError(f"{len(ranks)} ids, but {len(np.asarray(groups))} samples")
-    return _first(_members(groups), ranks, spec.k)
+    return _first(groups, ranks, spec.k)
 
 
 def best_and_worst(
@@ -172,8 +123,6 @@ def best_and_worst(
     Of equal scores, the first counts. These are pairs of a policy's own samples for preference
     losses (online DPO; Guo et al., "Direct Language Model Alignment from Online AI Feedback", 2024,
     with a score in place of the annotator).
-
-    The arguments and the result are those of `top`.
     """
     r = check_scores(scores, groups)
     pairs = []
@@ -191,6 +140,14 @@ def _members(groups: npt.ArrayLike) -> list[Rows]:
     return [rows[number == g] for g in np.argsort(first)]
 
 
-def _first(groups: Sequence[Rows], rank: npt.NDArray[np.float64], k: int) -> Rows:
-    chosen = [np.sort(rows[np.argsort(rank[rows], kind="stable")[:k]]) for rows in groups]
-    return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
+def _of_groups(groups: npt.ArrayLike, kept: npt.NDArray[np.bool_]) -> Rows:
+    """Returns the rows that are kept, those of each group together."""
+    return np.array([row for rows in _members(groups) for row in rows[kept[rows]]], np.int64)
+
+
+def _first(groups: npt.ArrayLike, rank: npt.NDArray[np.float64], k: int) -> Rows:
+    """Returns the k rows of lowest rank of each group, in batch order."""
+    kept = np.zeros(len(rank), np.bool_)
+    for rows in _members(groups):
+        kept[rows[np.argsort(rank[rows], kind="stable")[:k]]] = True
+    return _of_groups(groups, kept)

@@ -99,13 +99,8 @@ def mismatch(
         mismatch/sequence_k1      mean over samples of -D
         mismatch/sequence_ess     the effective sample size of exp(D), as a share of the samples
 
-    Args:
-        trainer_logprobs: `[R]`, the trainer's logprobs of the response tokens.
-        behaviour_logprobs: `[R]`, the engine's logprobs of the same tokens.
-        samples: int `[R]`, equal for tokens of one sample.
-
-    Returns:
-        The metrics by name; empty without tokens.
+    Arguments are `[R]`, the samples equal for tokens of one sample. Without tokens there are no
+    metrics.
     """
     new = np.asarray(trainer_logprobs, np.float64)
     old = np.asarray(behaviour_logprobs, np.float64)
@@ -157,9 +152,6 @@ def adapted(coefficient: float, kl: float, samples: int, spec: KL) -> float:
             reports as the metric `kl`. If it is NaN, the result is NaN.
         samples: The number of samples in the step.
         spec: The penalty, with its target, horizon and bound.
-
-    Raises:
-        ValueError: target or horizon is not above 0.
     """
     if spec.target is None or spec.target <= 0 or spec.horizon <= 0:
         raise ValueError(f"target {spec.target} and horizon {spec.horizon} must be above 0")

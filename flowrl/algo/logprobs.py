@@ -41,9 +41,8 @@ def chosen_logprobs(
         Logprobs `[U]` and entropies `[K]`, both with gradient; that of the entropies costs nothing
         if no loss reads them.
     """
-    scale = 1.0 / temperature if temperature > 0 else 1.0
     result: tuple[torch.Tensor, torch.Tensor] = _Chosen.apply(  # type: ignore[no-untyped-call]
-        logits, rows, tokens, scale
+        logits, rows, tokens, _scale(temperature)
     )
     return result
 
@@ -83,9 +82,7 @@ class _Chosen(torch.autograd.Function):
         # d entropy_k / d x[k, v] = -p_kv * (log p_kv + entropy_k)
         slope = None if entropy_grad is None else entropy_grad * scale
         result = torch.empty_like(logits)
-        size = _chunk(logits)
-        for begin in range(0, len(logits), size):
-            part = slice(begin, begin + size)
+        for part in _parts(len(logits), logits):
             log_p = (logits[part].to(log_norm.dtype) * scale).sub_(log_norm[part, None])
             p = log_p.exp()
             factor = -row_grad[part, None]
@@ -115,23 +112,13 @@ def sampler_logprobs(
         logprob_u = y_u[tokens_u] - log sum_v exp(y_uv)
         entropy_u = -sum_v p_uv log p_uv                    p_u = softmax(y_u)
 
-    They are computed like `chosen_logprobs`, in chunks of tokens: each token has its own
-    distribution, even if several follow one prefix, because the kept tokens may differ. Gradients
-    flow to the logits only; the kept tokens are constant.
-
-    Args:
-        logits: `[K, V]`.
-        rows: int64 `[R]`, the row of each token, ascending.
-        tokens: int64 `[R]`.
-        temperature: The divisor of the logits, as in `chosen_logprobs`.
-        transform: The sampler's transformation for these R tokens, in their order.
-
-    Returns:
-        Logprobs `[R]` and entropies `[R]`, both with gradient.
+    They are computed like `chosen_logprobs`, with rows `[R]` that ascend, and in chunks of tokens:
+    each token has its own distribution, even if several follow one prefix, because the kept tokens
+    may differ. Gradients flow to the logits only; the kept tokens are constant. Both results are
+    `[R]`, and the transformation is that of these tokens, in their order.
     """
-    scale = 1.0 / temperature if temperature > 0 else 1.0
     result: tuple[torch.Tensor, torch.Tensor] = _OfSampler.apply(  # type: ignore[no-untyped-call]
-        logits, rows, tokens, scale, transform
+        logits, rows, tokens, _scale(temperature), transform
     )
     return result
 
@@ -143,9 +130,8 @@ def sampler_logits(
 
     They are computed without chunks, so this is for small vocabularies.
     """
-    scale = 1.0 / temperature if temperature > 0 else 1.0
     chosen = logits.index_select(0, rows).to(_kind(logits))
-    return transform.apply(chosen * scale, slice(0, len(rows)))
+    return transform.apply(chosen * _scale(temperature), slice(0, len(rows)))
 
 
 def squared_probabilities(
@@ -168,7 +154,7 @@ def squared_probabilities(
         rows: int64 `[R]`, the row of each token; None for one number for each of the K rows.
         transform: The sampler's transformation for these R tokens, in their order.
     """
-    scale = 1.0 / temperature if temperature > 0 else 1.0
+    scale = _scale(temperature)
     count = len(logits) if rows is None else len(rows)
     result = torch.empty(count, dtype=_kind(logits), device=logits.device)
     for part in _parts(count, logits):
@@ -233,14 +219,8 @@ def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
 
         KL = sum over v of p(v) (log p(v) - log q(v))
 
-    Tokens whose probability under the policy is 0 (logit -inf) add nothing.
-
-    Args:
-        logits: `[R, V]`, the policy's logits at the rollout's temperature.
-        other_logits: `[R, V]`, the other policy's logits at the same temperature.
-
-    Returns:
-        `[R]`.
+    Logits are `[R, V]`, both at the rollout's temperature, and the result is `[R]`. Tokens whose
+    probability under the policy is 0 (logit -inf) add nothing.
     """
     p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
     # Where p is 0, the gap is replaced and not its product with p, whose gradient would be NaN.
@@ -253,18 +233,11 @@ def full_in_chunks(
 ) -> torch.Tensor:
     """Returns `full` of logits / temperature, in float32 and in chunks of rows.
 
-    The backward pass recomputes each chunk, so apart from the arguments only the gradient of the
-    logits is ever in memory as a whole.
-
-    Args:
-        logits: `[K, V]`, the policy's logits.
-        other_logprobs: `[K, V]`, the other policy's logprobs at the same temperature.
-        temperature: The divisor of the logits; 0 means greedy decoding, with the distribution at 1.
-
-    Returns:
-        `[K]`.
+    The other policy's logprobs `[K, V]` are at the same temperature. The backward pass recomputes
+    each chunk, so apart from the arguments only the gradient of the logits is ever in memory as a
+    whole.
     """
-    scale = 1.0 / temperature if temperature > 0 else 1.0
+    scale = _scale(temperature)
 
     def divergence(part: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return full(part.to(_kind(logits)) * scale, other)
@@ -277,6 +250,11 @@ def full_in_chunks(
             for part, other in parts
         ]
     )
+
+
+def _scale(temperature: float) -> float:
+    """Returns the factor of logits; 1 for the temperature 0 of greedy decoding."""
+    return 1.0 / temperature if temperature > 0 else 1.0
 
 
 def _kind(logits: torch.Tensor) -> torch.dtype:

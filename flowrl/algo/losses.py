@@ -87,11 +87,7 @@ class TokenLoss:
 
 
 def required(batch: TokenBatch, name: str, reader: str) -> torch.Tensor:
-    """Returns a field of the batch that `reader` needs.
-
-    Raises:
-        ValueError: The batch does not have the field.
-    """
+    """Returns a field of the batch that `reader` needs; a ValueError without it."""
     value: torch.Tensor | None = getattr(batch, name)
     if value is None:
         raise ValueError(f"{reader} needs {name}")
@@ -174,13 +170,13 @@ def policy_loss(
         missing = [name for name in spec.needs if getattr(batch, name) is None]
         if missing:
             raise ValueError(f"{spec.kind} needs {' and '.join(missing)}")
-        step = PolicyStep(
-            logprobs=logprobs,
-            advantages=required(batch, "advantages", spec.kind),
-            batch=batch,
-            spec=spec,
-        )
-        return _with_bonus(step, _corrected(step, _measured(step, surrogate(step, spec))))
+        advantages = required(batch, "advantages", spec.kind)
+        step = PolicyStep(logprobs=logprobs, advantages=advantages, batch=batch, spec=spec)
+        terms = _corrected(step, _measured(step, surrogate(step, spec)))
+        if not spec.entropy:
+            return terms
+        entropy = required(batch, "entropy", f"the entropy bonus of {spec.kind}")
+        return replace(terms, values=terms.values - spec.entropy * entropy)
 
     return loss
 
@@ -257,13 +253,6 @@ def _segments(batch: TokenBatch, spec: PolicyLoss, needed: bool) -> Segments:
         return Segments.of(required(batch, "samples", spec.kind))
     none = torch.zeros(0, dtype=torch.int64)
     return Segments(none, none)
-
-
-def _with_bonus(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
-    if not step.spec.entropy:
-        return terms
-    entropy = required(step.batch, "entropy", f"the entropy bonus of {step.spec.kind}")
-    return replace(terms, values=terms.values - step.spec.entropy * entropy)
 
 
 def sample_weights(

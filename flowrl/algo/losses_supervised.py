@@ -32,11 +32,6 @@ def value_clip(values: torch.Tensor, batch: TokenBatch, spec: ValueClip) -> Toke
     beyond. R and v_old carry no gradient. (From the reference code of PPO, 2017; not in the paper;
     Huang et al., "The 37 implementation details of PPO", 2022, detail 9.)
 
-    Args:
-        values: `[R]`, the critic's value at each response token, with gradient.
-        batch: The returns, and with a clip the old values.
-        spec: The loss.
-
     Metrics: `value_mean`, `return_mean`; `value_clip_fraction`, the share of tokens whose clipped
     error is larger.
     """
@@ -116,10 +111,7 @@ def bradley_terry(scores: torch.Tensor, batch: TokenBatch, spec: BradleyTerry) -
     Eisenstein et al., arXiv 2312.09244, equation 2. Both are 0 by default. A mini-batch's loss is
     the mean over its pairs; where each prompt has one pair, that is the equation's factor.
 
-    Args:
-        scores: `[S]`, the model's score at each sample's last token, with gradient.
-        batch: The pairs, and the mask of the preferred samples.
-        spec: The loss.
+    The scores are `[S]`, the model's at each sample's last token.
 
     Metrics, means over pairs: `reward_chosen`, `reward_rejected`, `reward_margin` (their
     difference), `pair_accuracy` (the share of margins above 0).

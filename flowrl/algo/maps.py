@@ -1,8 +1,9 @@
 """Maps and reward shaping: functions of a batch's fields that give further fields. numpy only.
 
 The shaping functions (`soft_overlong`, `stop_properly`, `cosine_length`, `repetition`) work on
-arrays; those whose names end in `_map` apply them to a batch. A penalty is at most 0 and is added
-to a score; `stop_properly` and `cosine_length` return the score.
+arrays of N responses, their lengths in response tokens, and return float64 `[N]`; those whose names
+end in `_map` apply them to a batch. A penalty is at most 0 and is added to a score; `stop_properly`
+and `cosine_length` return the score.
 """
 
 from __future__ import annotations
@@ -235,16 +236,6 @@ def soft_overlong(lengths: npt.ArrayLike, spec: SoftOverlong) -> Floats:
         -factor                             beyond; with `cap=False`, the second line
 
     With `buffer=0`, the penalty is -factor for L > max and else 0.
-
-    Args:
-        lengths: int `[N]`, the number of response tokens L.
-        spec: The penalty.
-
-    Returns:
-        float64 `[N]`, to be added to the scores.
-
-    Raises:
-        ValueError: The buffer is below 0.
     """
     length = np.asarray(lengths, np.float64)
     if spec.buffer < 0:
@@ -263,14 +254,6 @@ def stop_properly(scores: npt.ArrayLike, truncated: npt.ArrayLike, spec: StopPro
 
     A negative factor would turn a wrong answer's penalty into a reward, so a negative coefficient
     is not used as a factor (as in OpenRLHF).
-
-    Args:
-        scores: `[N]`.
-        truncated: bool `[N]`, true for responses that ended at `max_tokens`.
-        spec: The coefficient.
-
-    Returns:
-        float64 `[N]`.
     """
     r, cut = np.asarray(scores, np.float64), np.asarray(truncated, np.bool_)
     return np.where(cut, r * spec.coefficient if spec.coefficient >= 0 else spec.coefficient, r)
@@ -284,14 +267,6 @@ def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: CosineLe
 
     with short and long of correct or of wrong responses: correct answers score highest if short,
     wrong ones if long (Yeo et al., "Demystifying Long Chain-of-Thought Reasoning", 2025).
-
-    Args:
-        lengths: int `[N]`, the number of response tokens L.
-        correct: bool `[N]`, true for correct responses.
-        spec: The scores at both ends.
-
-    Returns:
-        float64 `[N]`.
     """
     right = np.asarray(correct, np.bool_)
     progress = np.minimum(np.asarray(lengths, np.float64) / spec.max_tokens, 1.0)
@@ -303,23 +278,13 @@ def cosine_length(lengths: npt.ArrayLike, correct: npt.ArrayLike, spec: CosineLe
 def repetition(sequences: Iterable[Sequence[Hashable]], spec: Repetition) -> Floats:
     """Computes (1 - different n-grams / n-grams) * max_penalty (Yeo et al., 2025).
 
-    It is 0 for fewer than n items.
-
-    Args:
-        sequences: The N responses, as token ids or as `words`.
-        spec: The length of n-grams and the penalty.
-
-    Returns:
-        float64 `[N]`, to be added to the scores.
+    It is 0 for fewer than n items. Responses are token ids or `words`.
     """
-    return np.array([_share_repeated(s, spec.ngram) * spec.max_penalty for s in sequences]) + 0.0
-
-
-def _share_repeated(sequence: Sequence[Hashable], n: int) -> float:
-    count = len(sequence) - n + 1
-    if count <= 0:
-        return 0.0
-    return 1.0 - len({tuple(sequence[i : i + n]) for i in range(count)}) / count
+    shares = []
+    for sequence in sequences:
+        ngrams = list(zip(*(sequence[i:] for i in range(spec.ngram)), strict=False))
+        shares.append(1.0 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0)
+    return np.array(shares) * spec.max_penalty + 0.0
 
 
 def words(text: str) -> list[str]:

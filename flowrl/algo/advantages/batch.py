@@ -106,11 +106,7 @@ class AdvantageResult:
 
 
 def field_of(batch: AdvantageBatch, name: str, kind: str) -> Array:
-    """Returns an array of the batch as float64.
-
-    Raises:
-        ValueError: The batch does not have the field.
-    """
+    """Returns an array of the batch as float64; a ValueError without it."""
     value = getattr(batch, name)
     if value is None:
         raise ValueError(f"the advantage {kind} needs {name}, which the batch does not have")
@@ -194,11 +190,7 @@ class Padding:
 def kl_penalty(
     batch: AdvantageBatch, estimator: Estimator, coefficient: float, kind: str
 ) -> Array | None:
-    """Returns the KL estimate `[N, T]` of a penalty on rewards; None if the coefficient is 0.
-
-    Raises:
-        ValueError: The batch does not have logprobs or reference_logprobs.
-    """
+    """Returns the KL estimate `[N, T]` of a penalty on rewards; None if the coefficient is 0."""
     if coefficient == 0:
         return None
     logprobs = field_of(batch, "logprobs", kind)

@@ -1,7 +1,8 @@
 """One advantage a sample, from the scores or rewards of its group and the batch. numpy only.
 
-All functions centre in float64, and a group of equal scores gets exactly 0, so that round-off is
-never amplified by a tiny divisor. A group of one cannot be compared with anything: `singleton` says
+Scores are `[N]`; samples with equal numbers in `groups`, `[N]`, form a group, adjacent or not. All
+functions centre in float64, and a group of equal scores gets exactly 0, so that round-off is never
+amplified by a tiny divisor. A group of one cannot be compared with anything: `singleton` says
 whether it gets 0 or keeps its score.
 """
 
@@ -150,16 +151,7 @@ def group_relative(
     and the treatment of a deviation of 0 (`zero_std`). NeMo-RL's default is `mean="group_others",
     std="group_others"`: n - 1 scores give the mean and the deviation.
 
-    Args:
-        scores: `[N]`, one score a sample.
-        groups: `[N]`; samples with equal numbers form a group, adjacent or not.
-        spec: The options.
-
-    Returns:
-        float32 `[N]`.
-
     Raises:
-        ValueError: The arrays are not one-dimensional and of equal length.
         RewardError: A score is not finite.
     """
     return standardise(check_scores(scores, groups), groups, spec).astype(np.float32)
@@ -195,13 +187,8 @@ def centre_scores(
 ) -> Array:
     """Returns scores minus the mean that `mean` names; float64 `[N]`.
 
-    `group_others` is the leave-one-out mean: r_i - (sum of the others) / (n - 1).
-
-    Args:
-        scores: `[N]`.
-        groups: `[N]`; samples with equal numbers form a group.
-        mean: The subtracted mean.
-        singleton: The result for a group of one, if `mean` is a group's.
+    `group_others` is the leave-one-out mean: r_i - (sum of the others) / (n - 1). `singleton` is
+    the result for a group of one, if `mean` is a group's.
     """
     group, batch = Partition.of(groups), Partition.whole(len(scores))
     match mean:
@@ -226,8 +213,6 @@ def leave_one_out(
         A_i = r_i - mean of r_j, j != i, over the group = n / (n - 1) (r_i - mean_g)
 
     With `batch_std`, the result is standardised over the batch: (A - mean) / (std + eps), ddof 1.
-
-    The arguments and the result are those of `group_relative`.
     """
     r = check_scores(scores, groups)
     advantages = centre_scores(r, groups, "group_others", spec.singleton)
@@ -248,8 +233,6 @@ def pass_at_k(
     This is the leave-one-out gradient of the expected maximum of a group (Tang et al., "Optimizing
     Language Models for Inference Time Objectives using Reinforcement Learning", 2025), in which the
     baseline of a sample is the maximum of the others. `std="none"` does not divide.
-
-    The arguments and the result are those of `group_relative`.
     """
     r = check_scores(scores, groups)
     group = Partition.of(groups)
@@ -273,8 +256,6 @@ def gpg(scores: npt.ArrayLike, groups: npt.ArrayLike, spec: GPG) -> npt.NDArray[
         A_i = alpha (r_i - mean_g) / norm,    alpha = B / number of samples whose score is not 0
 
     alpha compensates for samples without gradient; B is the number of samples in the batch.
-
-    The arguments and the result are those of `group_relative`.
     """
     r = check_scores(scores, groups)
     alpha = len(r) / max(int(np.count_nonzero(r)), 1)
@@ -289,8 +270,6 @@ def max_rl(scores: npt.ArrayLike, groups: npt.ArrayLike, spec: MaxRL) -> npt.NDA
 
     For scores of 0 and 1 it is the gradient of the log of the solve rate instead of the rate, so
     rare successes weigh more. A negative mean is used as the divisor without change.
-
-    The arguments and the result are those of `group_relative`.
     """
     r = check_scores(scores, groups)
     group = Partition.of(groups)

@@ -187,14 +187,9 @@ def optimal_baseline(
         W_t = sum of w_u, u <= t, over the mask
         b_t = sum_i W_it G_it m_it / (sum_i W_it m_it + eps)    over the group, for each step t
 
-    Args:
-        returns: `[N, T]`, the rewards-to-go G.
-        mask: `[N, T]`, m in the formula.
-        groups: `[N]`.
-        logprobs: `[N, T]`, the logprobs of the sampled tokens.
-        sum_pi_squared: `[N, T]`.
-        spec: The eps, and the baselines of a group of one and of the tail of a longest sample.
-        token_weights: `[N, T]`, importance weights; w_t is multiplied by their square.
+    The returns are the rewards-to-go G, the mask is m, and w_t is multiplied by the square of
+    `token_weights`, importance weights. All are `[N, T]`. The specification also has the baselines
+    of a group of one and of the tail of a longest sample.
     """
     g, m = np.asarray(returns, np.float64), (np.asarray(mask) > 0).astype(np.float64)
     # Values at padding are arbitrary; they must not overflow.
@@ -271,16 +266,8 @@ def estimate(
         none     the mask is ignored
         reset    the token before sees A = V = 0 there
 
-    Args:
-        rewards: `[N, T]`.
-        values: `[N, T]`, the critic's values.
-        mask: `[N, T]`.
-        gamma: The discount.
-        lam: Lambda, one number or `[N]`.
-        masking: The treatment of masked tokens.
-
-    Returns:
-        float64 `[N, T]` each; off the mask, the values of the recursion.
+    Lambda is one number or `[N]`; all other arrays are `[N, T]`, with the values of the recursion
+    off the mask.
     """
     r, v = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     m = (np.asarray(mask) > 0).astype(np.float64)
