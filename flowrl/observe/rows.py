@@ -18,13 +18,21 @@ from flowrl.config.schema import PAIR_ACCURACY, REWARD_MARGIN
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
 
-OVERLAPPING = ("generate", "offer", "drive", "answer")
-"""Kinds of work of a rollout, which overlap with the trainer's in steps with a `wait`."""
+DRIVER_WORK = ("dispatch", "collect", "assemble")
+"""Kinds of work of a rollout's driver: requests, finished samples, scores and batches."""
+
+_RENAMED = {"offer": "dispatch", "drive": "collect", "answer": "assemble"}
+"""Kinds of work in rows of before their names, by what they were called."""
 
 
 def overlapping_work(seconds: Mapping[str, float]) -> tuple[str, ...]:
     """Returns the kinds of work that overlap with the steps and are no part of them."""
-    return OVERLAPPING if "wait" in seconds else ()
+    return ("generate", *DRIVER_WORK) if "wait" in seconds else ()
+
+
+def seconds_by_kind(value: object) -> dict[str, float]:
+    """Returns the seconds by kind of work that a file has."""
+    return {_RENAMED.get(kind, kind): spent for kind, spent in _numbers(value).items()}
 
 
 def _number(value: object) -> float | None:
@@ -67,8 +75,8 @@ class StepMetrics:
         skipped_updates: Optimizer updates not made because the gradient was not finite.
         seconds: Wall time by kind of work: `generate`, `score`, `logprobs`, `update`, `sync` ...,
             which are parts of `wall_s`. A step that waits for a batch of engines that generate all
-            the time has `wait`; its `generate` (of all engines together), `offer`, `drive` and
-            `answer` overlap with it, in other processes and a thread, since the previous batch.
+            the time has `wait`; its `generate` (of all engines together), `dispatch`, `collect` and
+            `assemble` overlap with it, in other processes and a thread, since the previous batch.
         wall_s: Seconds of the whole step.
         extra: Further numbers of losses and rewards, by name. `staleness/max` and `staleness/mean`
             are those of the samples that reached an update: versions since the oldest weights that
@@ -124,7 +132,9 @@ class StepMetrics:
         for key, value in row.items():
             if key not in known:
                 raise TypeError(f"{key!r} is no field of a step")
-            if key in ("seconds", "extra"):
+            if key == "seconds":
+                values[key] = seconds_by_kind(value)
+            elif key == "extra":
                 values[key] = _numbers(value)
             elif key == "filtered_by":
                 values[key] = {name: int(count) for name, count in _numbers(value).items()}
@@ -302,7 +312,15 @@ class Summary:
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
         """Returns the summary that `to_json` wrote."""
-        values = {**value, "before": _number(value["before"]), "after": _number(value["after"])}
+        seconds = value["seconds"]
+        if not isinstance(seconds, Mapping):
+            raise TypeError(f"{seconds!r} is no mapping")
+        values = {
+            **value,
+            "before": _number(value["before"]),
+            "after": _number(value["after"]),
+            "seconds": {stage: seconds_by_kind(kinds) for stage, kinds in seconds.items()},
+        }
         return cls(**values)  # type: ignore[arg-type]
 
 

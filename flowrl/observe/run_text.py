@@ -99,7 +99,7 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def _parts(seconds: Mapping[str, float]) -> str:
-    """`wait 1.5s, update 0.3s; overlapping: drive 2.0s; between steps: evaluate 1.0s`.
+    """`wait 1.5s, update 0.3s; overlapping: collect 2.0s; between steps: evaluate 1.0s`.
 
     Only the first ones are parts of the steps, and sum to no more than these.
     """

@@ -2,9 +2,9 @@
 
 Between the calls of engines, trainers and scorers a driver steps the scheduler, decodes text and
 asks scorers, and whoever learns takes rows, builds batches and writes logs. No backend protocol
-shows that time, but a run does: the first is `offer`, `drive` and `answer` of its seconds, the
-second what is left of a step when the seconds of every kind of work are taken off. Two sizes tell
-what belongs to a step from what belongs to a sample.
+shows that time, but a run does: the first is `dispatch`, `collect` and `assemble` of its seconds,
+the second what is left of a step when the seconds of every kind of work are taken off. Two sizes
+tell what belongs to a step from what belongs to a sample.
 
 One run draws in the main process. Where there are cores for it another one draws in an engine's
 process: what requests and ends cost more that travel, the driver and whoever waits for the engine.
@@ -29,7 +29,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.cost.demand import phase_of
 from flowrl.graph import Op
 from flowrl.ids import SampleId
-from flowrl.observe.rows import StepMetrics
+from flowrl.observe.rows import DRIVER_WORK, StepMetrics
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.measure import repeated, timed
 from flowrl.sim.of_plan import EXPORT
@@ -141,9 +141,9 @@ def calibration_values(
 def calibration_of(steps: Sequence[StepMetrics]) -> Calibration:
     """What the rows of the run's metrics say."""
     small, large = (_typical(steps, name) for name in (SMALL, LARGE))
-    offers_s, offer_s = _line(small, large, "offer")
-    drive_s, sample_s = _line(small, large, "drive")
-    answers_s, answer_s = _line(small, large, "answer")
+    offers_s, offer_s = _line(small, large, "dispatch")
+    drive_s, sample_s = _line(small, large, "collect")
+    answers_s, answer_s = _line(small, large, "assemble")
     rest_s, row_s = _line(small, large, "rest")
     host = HostCost(
         step_s=_short(offers_s + drive_s + answers_s + rest_s),
@@ -282,7 +282,7 @@ def _typical(steps: Sequence[StepMetrics], stage: str) -> dict[str, float]:
     found = {kind: median(row.seconds.get(kind, 0.0) for row in rows) for kind in kinds}
     drawn = [row.num_tokens / row.length_mean if row.length_mean else 0.0 for row in rows]
     return {
-        **dict.fromkeys(("generate", "score", "offer", "drive", "answer"), 0.0),
+        **dict.fromkeys(("generate", "score", *DRIVER_WORK), 0.0),
         **found,
         "wall": median(row.wall_s for row in rows),
         "rest": median(max(0.0, row.wall_s - sum(row.seconds.values())) for row in rows),

@@ -20,6 +20,7 @@ from typing import assert_never
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId, group_id
+from flowrl.observe.rows import DRIVER_WORK
 from flowrl.rollout.actions import (
     Abort,
     Action,
@@ -167,7 +168,7 @@ class SimRollout:
         samples = num_groups * self.settings.num_members
         self.num_offering += num_groups
         self.driver.work(
-            "offer", self.host.offer_s * samples, lambda: self._offer(num_groups, source)
+            "dispatch", self.host.offer_s * samples, lambda: self._offer(num_groups, source)
         )
 
     def _offer(self, num_groups: int, source: str) -> None:
@@ -218,7 +219,7 @@ class SimRollout:
         """Offers prompts that are made of samples, with their tokens, when the driver has time."""
         samples = len(prompts) * self.settings.num_members
         self.num_offering += len(prompts)
-        self.driver.work("offer", self.host.offer_s * samples, lambda: self._offer_made(prompts))
+        self.driver.work("dispatch", self.host.offer_s * samples, lambda: self._offer_made(prompts))
 
     def _offer_made(self, made: Sequence[tuple[GroupId, int]]) -> None:
         self.num_offering -= len(made)
@@ -331,12 +332,12 @@ class SimRollout:
             return
         hand = (engine, ends)
         self._in_hand.append(hand)
-        self.driver.work("drive", self.host.sample_s * len(ends), lambda: self._put_down(hand))
+        self.driver.work("collect", self.host.sample_s * len(ends), lambda: self._put_down(hand))
 
     @property
     def _driven_s(self) -> float:
         """Seconds of the driver so far that samples cost it; those that are booked ahead too."""
-        return sum(self.driver.lane.spent(what) for what in ("offer", "drive", "answer"))
+        return sum(self.driver.lane.spent(what) for what in DRIVER_WORK)
 
     @property
     def idle_s(self) -> float:

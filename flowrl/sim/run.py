@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, SampleId
+from flowrl.observe.rows import DRIVER_WORK
 from flowrl.rollout.states import Counts
 from flowrl.sim.batch import Batch, step_row
 from flowrl.sim.clock import Clock
@@ -339,7 +340,7 @@ class _Simulation:
 
     def _driven(self) -> dict[str, float]:
         """Seconds of the driver so far, by what it did."""
-        return {what: self.driver.lane.spent(what) for what in ("offer", "drive", "answer")}
+        return {what: self.driver.lane.spent(what) for what in DRIVER_WORK}
 
     @staticmethod
     def _offers_itself(spec: RolloutModel) -> bool:

@@ -123,5 +123,5 @@ class SimScorers:
                 self._send()
 
         self.driver.work(
-            "answer", self.answer_s * len(samples), lambda: self.answer(samples), begun=begun
+            "assemble", self.answer_s * len(samples), lambda: self.answer(samples), begun=begun
         )

@@ -131,13 +131,20 @@ def test_plain_lines_hold_no_control_characters_and_end_with_the_headline():
             "log 0.2s)",
         ),
         (
-            {"step": 2.0, "wait": 1.5, "update": 0.25, "drive": 11.0, "generate": 3.0, "log": 0.01},
-            "grpo: 300 steps in 2.0s (wait 1.5s, update 0.2s; overlapping: drive 11s, "
+            {
+                "step": 2.0,
+                "wait": 1.5,
+                "update": 0.25,
+                "collect": 11.0,
+                "generate": 3.0,
+                "log": 0.01,
+            },
+            "grpo: 300 steps in 2.0s (wait 1.5s, update 0.2s; overlapping: collect 11s, "
             "generate 3.0s)",
         ),
         (
-            {"step": 2.0, "wait": 0.0, "answer": 1.0},
-            "grpo: 300 steps in 2.0s (overlapping: answer 1.0s)",
+            {"step": 2.0, "wait": 0.0, "assemble": 1.0},
+            "grpo: 300 steps in 2.0s (overlapping: assemble 1.0s)",
         ),
         ({"step": 2.0}, "grpo: 300 steps in 2.0s"),
     ],

@@ -128,3 +128,10 @@ def test_tokens_per_second_are_known_only_where_time_and_tokens_are():
 )
 def test_the_headline_names_the_metric_and_how_it_was_measured(changes, headline):
     assert replace(SUMMARY, **changes).headline == headline
+
+
+def test_the_driver_work_of_older_rows_has_its_present_names():
+    before = {"offer": 0.1, "drive": 0.2, "answer": 0.3, "wait": 1.0}
+    now = {"dispatch": 0.1, "collect": 0.2, "assemble": 0.3, "wait": 1.0}
+    assert through_json(replace(STEP, seconds=before)).seconds == now
+    assert through_json(replace(SUMMARY, seconds={"grpo": before})).seconds == {"grpo": now}

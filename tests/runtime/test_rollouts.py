@@ -524,7 +524,7 @@ def test_two_batches_in_a_row_are_independent():
         ]
         assert collected.version == batch - 1
         # The clock moves only while scorers are waited for.
-        assert (collected.seconds.offer, collected.seconds.drive) == (0.0, 0.0)
+        assert (collected.seconds.dispatch, collected.seconds.collect) == (0.0, 0.0)
         driver.publish(batch)
         engine.version = batch
     assert driver.scheduler.version == 2

@@ -348,7 +348,7 @@ def test_the_time_in_which_an_engine_is_waited_for_is_no_time_of_driving(tmp_pat
     began = rollout.world.now
     seconds = rollout.collect().seconds
     assert rollout.world.now - began >= 2.0
-    assert (seconds.drive, seconds.offer, seconds.answer) == (0.0, 0.0, 0.0)
+    assert (seconds.collect, seconds.dispatch, seconds.assemble) == (0.0, 0.0, 0.0)
 
 
 # Standing still

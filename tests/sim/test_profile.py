@@ -247,12 +247,12 @@ def metrics(stage: str, step: int, samples: int, **seconds: float) -> StepMetric
 
 
 def test_the_drivers_time_and_what_is_left_of_a_step_are_lines_through_two_sizes():
-    small = {"generate": 1.0, "score": 0.2, "offer": 0.1, "drive": 0.3, "wall": 2.0}
-    large = {"generate": 3.0, "score": 0.5, "offer": 0.4, "drive": 0.9, "answer": 0.24}
+    small = {"generate": 1.0, "score": 0.2, "dispatch": 0.1, "collect": 0.3, "wall": 2.0}
+    large = {"generate": 3.0, "score": 0.5, "dispatch": 0.4, "collect": 0.9, "assemble": 0.24}
     rows = [
         # The first steps warm up, and are not looked at.
         *(metrics("calibrate_small", n, 16, generate=9.0, wall=20.0) for n in (1, 2, 3)),
-        *(metrics("calibrate_small", n, 16, answer=0.06, **small) for n in (4, 5)),
+        *(metrics("calibrate_small", n, 16, assemble=0.06, **small) for n in (4, 5)),
         *(metrics("calibrate_large", n, 64, wall=5.5, **large) for n in (4, 5)),
     ]
     found = calibration_of(rows)
@@ -281,7 +281,7 @@ def test_rewards_of_several_batches_are_told_from_what_the_driver_waits(answer_s
     rows = []
     for stage, samples, score in (("calibrate_small", 64, 0.0), ("calibrate_large", 512, waited_s)):
         rows += [
-            metrics(stage, n, samples, score=score, answer=answer_s * samples, wall=1.0)
+            metrics(stage, n, samples, score=score, assemble=answer_s * samples, wall=1.0)
             for n in (4, 5)
         ]
     assert calibration_of(rows).score_s == pytest.approx(2e-5, rel=1e-3)
@@ -289,8 +289,9 @@ def test_rewards_of_several_batches_are_told_from_what_the_driver_waits(answer_s
 
 def test_an_engine_of_its_own_takes_what_drawing_takes_longer_there(stage):
     def drawn(small_s: float, large_s: float) -> Calibration:
-        rows = [metrics("calibrate_small", 4, 16, generate=small_s, offer=0.1, wall=9.0)]
-        rows += [metrics("calibrate_large", 4, 64, generate=large_s, offer=0.4, sync=0.5, wall=9.0)]
+        rows = [metrics("calibrate_small", 4, 16, generate=small_s, dispatch=0.1, wall=9.0)]
+        large = {"generate": large_s, "dispatch": 0.4, "sync": 0.5, "wall": 9.0}
+        rows += [metrics("calibrate_large", 4, 64, **large)]
         return calibration_of(rows)
 
     here, apart = drawn(1.0, 3.0), drawn(1.3, 3.78)

@@ -160,7 +160,7 @@ def test_a_driver_takes_its_time_for_steps_samples_and_rows():
     )
     report = run(model, steps=2)
     assert walls(report) == [8.0 + 1.0 + 4 * 0.25 + 4 * 0.5] * 2
-    assert report.seconds("drive") == 1.0
+    assert report.seconds("collect") == 1.0
     assert report.seconds("host") == 3.0
 
 
@@ -169,7 +169,7 @@ def test_rewards_are_asked_for_when_the_driver_has_taken_the_samples():
     report = run(replace(model, host=HostCost(sample_s=0.25)), steps=1)
     # All end at 8; the driver has them in hand for 4 quarters, then they are scored.
     assert walls(report) == [8.0 + 4 * 0.25 + 4 * 0.5]
-    assert (report.seconds("drive"), report.seconds("score")) == (1.0, 2.0)
+    assert (report.seconds("collect"), report.seconds("score")) == (1.0, 2.0)
 
 
 def test_samples_that_the_driver_has_in_hand_outlive_their_engine():

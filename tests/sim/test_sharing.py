@@ -84,31 +84,31 @@ def test_threads_of_a_process_leave_each_other_what_was_measured():
     world = World(8)
     main, thread = world.lane("main"), world.lane("rollout", "main")
     world.work(main, "update", 10.0, Beside(loses=1.0, lets=0.75))
-    world.work(thread, "drive", 3.0)
+    world.work(thread, "collect", 3.0)
     # The thread takes 4 seconds, in which the update does one of its 10.
-    assert world.run() == {"drive": 4.0, "update": 13.0}
+    assert world.run() == {"collect": 4.0, "update": 13.0}
 
 
 def test_two_threads_with_nothing_but_python_take_turns():
     world = World(8)
     world.work(world.lane("main"), "host", 2.0)
-    world.work(world.lane("rollout", "main"), "drive", 3.0)
-    assert world.run() == {"host": 4.0, "drive": 5.0}
+    world.work(world.lane("rollout", "main"), "collect", 3.0)
+    assert world.run() == {"host": 4.0, "collect": 5.0}
 
 
 def test_a_thread_that_loses_its_caches_loses_more_than_the_time_it_stands_still():
     world = World(8)
     world.work(world.lane("main"), "update", 5.0, Beside(loses=1.5, lets=0.8))
-    world.clock.at(1.0, world.work, world.lane("rollout", "main"), "drive", 2.0)
+    world.clock.at(1.0, world.work, world.lane("rollout", "main"), "collect", 2.0)
     # The thread takes 2.5 seconds; the update has 4 + 1.5 * 2 - 2.5 left then.
-    assert world.run() == {"drive": 3.5, "update": 3.5 + 4.5}
+    assert world.run() == {"collect": 3.5, "update": 3.5 + 4.5}
 
 
 def test_a_thread_that_gets_nothing_waits_for_the_other_one():
     world = World(8)
     world.work(world.lane("main"), "update", 5.0, Beside())
-    world.work(world.lane("rollout", "main"), "drive", 2.0)
-    assert world.run() == {"drive": 2.0, "update": 7.0}
+    world.work(world.lane("rollout", "main"), "collect", 2.0)
+    assert world.run() == {"collect": 2.0, "update": 7.0}
 
 
 @given(
@@ -202,7 +202,7 @@ def test_a_busy_driver_keeps_the_next_batch_waiting():
     world, answers = World(2), []
     made = scorers(world, ScoreTimes(sample_s=0.001), 0.0001, answers)
     made.submit(names(256))
-    world.work(world.lane("driver"), "drive", 1.0)
+    world.work(world.lane("driver"), "collect", 1.0)
     world.run()
     # The first batch is scored at 0.128, and its answers taken from 1 on, when the next is sent.
     assert answers == [

@@ -98,16 +98,16 @@ class Seconds:
         generate: Running in-process engines, or waiting for engine processes; in an asynchronous
             stage the time of all engines together.
         score_wait: Waiting for scorers when all samples are generated; 0 in an asynchronous stage.
-        offer: Prompts offered, and requests sent to engines.
-        drive: Ends of samples taken, texts made, scorers asked.
-        answer: Scores taken, groups judged, batches delivered.
+        dispatch: Prompts offered, and requests sent to engines.
+        collect: Finished samples received, texts made, scorers asked.
+        assemble: Scores received, groups filtered, batches delivered.
     """
 
     generate: float = 0.0
     score_wait: float = 0.0
-    offer: float = 0.0
-    drive: float = 0.0
-    answer: float = 0.0
+    dispatch: float = 0.0
+    collect: float = 0.0
+    assemble: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

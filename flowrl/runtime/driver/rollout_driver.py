@@ -150,7 +150,7 @@ class RolloutDriver:
         self._wake_s: float | None = None  # when the scheduler next needs the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
         self.engine_failures = EngineFailures(self._engines)
-        self._offer_s = 0.0  # since the last batch was collected
+        self._dispatch_s = 0.0  # since the last batch was collected
         self.spent = Seconds()
         # Called with samples whose generation has ended; again where a reward is tried again.
         self.on_generated: Callable[[Sequence[tuple[SampleId, Payload]]], None] | None = None
@@ -202,7 +202,7 @@ class RolloutDriver:
         for source, part in groupby(items, key=lambda item: item.source):
             groups = tuple(item.group for item in part)
             self._emit(ev.PromptsOffered(**self._stamp(), groups=groups, source=source))
-        self._offer_s += self._clock() - started
+        self._dispatch_s += self._clock() - started
 
     def was_offered(self, group: GroupId) -> bool:
         """True if the group was ever offered, in this process or one before."""
@@ -232,7 +232,7 @@ class RolloutDriver:
             SchedulerError: nothing progressed for the stall timeout.
             KeyboardInterrupt: `stop` returned true.
         """
-        started, offered_s, failed = self._clock(), self._offer_s, self._failures.failed
+        started, dispatched_s, failed = self._clock(), self._dispatch_s, self._failures.failed
         self.begin()
         self.request(batch, groups)
         try:
@@ -243,10 +243,8 @@ class RolloutDriver:
             raise
         collected = self.take(batch)
         seconds = collected.seconds
-        others_s = (
-            seconds.generate + seconds.score_wait + seconds.answer + seconds.offer - offered_s
-        )
-        seconds.drive = max(0.0, self._clock() - started - others_s)
+        others_s = seconds.generate + seconds.score_wait + seconds.assemble + seconds.dispatch
+        seconds.collect = max(0.0, self._clock() - started - others_s + dispatched_s)
         return collected
 
     def begin(self) -> None:
@@ -268,7 +266,7 @@ class RolloutDriver:
     def take(self, batch: int) -> CollectedBatch:
         """Takes a delivered batch, with the time that was spent on it."""
         collected = self._outcomes.batches.pop(batch)
-        self.spent.offer, self._offer_s = self._offer_s, 0.0
+        self.spent.dispatch, self._dispatch_s = self._dispatch_s, 0.0
         collected.seconds = self.spent
         return collected
 
@@ -497,7 +495,7 @@ class RolloutDriver:
         scores = tuple(score for score in answers.scored if self.store.get(score[0]) is not None)
         if scores:
             self._emit(ev.SamplesScored(**self._stamp(), scores=scores))
-        seconds.answer += self._clock() - answered
+        seconds.assemble += self._clock() - answered
         return answers.num
 
     def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> ev.RewardFailed:

@@ -149,8 +149,8 @@ class RolloutTree:
                 part=rollout.part, items=offered, collected=collected, version=version
             )
         seconds = [result.collected.seconds for result in generated.values()]
-        spent = sum(s.generate + s.score_wait + s.answer + s.offer for s in seconds)
-        seconds[0].drive = max(0.0, time.monotonic() - started - spent)
+        spent = sum(s.generate + s.score_wait + s.assemble + s.dispatch for s in seconds)
+        seconds[0].collect = max(0.0, time.monotonic() - started - spent)
         return list(generated.values())
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from flowrl.config.schema import PAIR_ACCURACY, RunConfig
 from flowrl.errors import CheckpointError
 from flowrl.graph.serialization import parse_attr
-from flowrl.observe.rows import EvaluationRow, StepMetrics, Summary
+from flowrl.observe.rows import EvaluationRow, StepMetrics, Summary, seconds_by_kind
 from flowrl.observe.run_folder import RunFolder, installed_versions
 from flowrl.observe.run_text import remover_text
 from flowrl.runtime.driver.step_report import UNNAMED_TOKENS, StepResult
@@ -125,7 +125,7 @@ class RunTotals:
         if not isinstance(ledger, Mapping):
             raise CheckpointError("the checkpoint holds no ledger", where="state.json")
         self._wall_s = float(ledger["wall_s"])
-        self._seconds = {stage: dict(kinds) for stage, kinds in ledger["seconds"].items()}
+        self._seconds = {stage: seconds_by_kind(of) for stage, of in ledger["seconds"].items()}
         self._steps = dict(ledger["steps"])
         self._samples = dict(ledger["samples"])
         self._num_tokens = int(ledger["num_tokens"])

@@ -23,7 +23,7 @@ from flowrl.graph.signatures import SCORE, TOKEN_REWARD
 from flowrl.graph.streaming import is_rule_score, scores_at_once
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.metric_names import CONSUMED_TOKENS
-from flowrl.observe.rows import SampleRow, StepMetrics
+from flowrl.observe.rows import DRIVER_WORK, SampleRow, StepMetrics
 from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.filters import kept_groups
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
@@ -583,10 +583,9 @@ def _seconds(step: StepBatch, generated: Sequence[GeneratedRollout]) -> dict[str
     seconds = {
         "generate": sum(rollout.collected.seconds.generate for rollout in generated),
         "score": sum(rollout.collected.seconds.score_wait for rollout in generated),
-        "offer": sum(rollout.collected.seconds.offer for rollout in generated),
-        "drive": sum(rollout.collected.seconds.drive for rollout in generated),
-        "answer": sum(rollout.collected.seconds.answer for rollout in generated),
     }
+    for kind in DRIVER_WORK:
+        seconds[kind] = sum(getattr(rollout.collected.seconds, kind) for rollout in generated)
     for kind, spent in step.seconds.items():
         seconds[kind] = seconds.get(kind, 0.0) + spent
     return seconds

@@ -99,11 +99,11 @@ class StreamingDriver(RolloutDriver):
         progressed = self.look_after_engines(spent)
         # Episodes are polled with patience: that waits, for engine and environment, and is no work.
         waited_s = spent.generate - waited_s
-        self.spent.drive += max(0.0, self._clock() - began - waited_s)
-        spent, answer_s = self.spent, self.spent.answer
+        self.spent.collect += max(0.0, self._clock() - began - waited_s)
+        spent, assembled_s = self.spent, self.spent.assemble
         progressed += self.poll_scoring(spent, wait=False)
         if spent is not self.spent:  # a batch was delivered in there, and the next one counted on
-            self.spent.answer += spent.answer - answer_s
+            self.spent.assemble += spent.assemble - assembled_s
         return progressed + self._offer_more()
 
     def _offer_more(self) -> int:
@@ -138,9 +138,9 @@ class StreamingDriver(RolloutDriver):
         collected.ready = counts.ready
         collected.under_way = counts.live - counts.ready
         collected.seconds = Seconds(
-            offer=self._offer_s, drive=self.spent.drive, answer=self.spent.answer
+            dispatch=self._dispatch_s, collect=self.spent.collect, assemble=self.spent.assemble
         )
-        self.spent, self._offer_s = Seconds(), 0.0
+        self.spent, self._dispatch_s = Seconds(), 0.0
         self._awaited = False
         if self._prompts is not None:
             self._prompts.begin()
