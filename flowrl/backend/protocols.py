@@ -389,11 +389,13 @@ class ScoreContext:
 
     Attributes:
         key: Where the config holds the terms, for messages.
+        options: The values of `roles.<role>.options`, which the plug-in's `options` accepts.
     """
 
     role: RoleName
     terms: tuple[Mapping[str, object], ...]
     key: str = "rewards.terms"
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

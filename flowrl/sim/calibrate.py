@@ -213,7 +213,8 @@ def calibration_reward_s(config: RunConfig, stage: CompiledStage, folder: Path) 
     role = next(iter(sorted(role for role in roles if role)), None)
     if role is None:
         return 0.0
-    context = ScoreContext(role=role, terms=(_term(folder),), key="score")
+    options = config.roles[role].options
+    context = ScoreContext(role=role, terms=(_term(folder),), key="score", options=options)
     requests = [
         ScoreRequest(
             sample=SampleId(f"0/{number}/0"),

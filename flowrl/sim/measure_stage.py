@@ -384,8 +384,9 @@ class _Stage:
             self.tell(f"{node.role}: score")
             told, key = self.config.terms_of(node.role)
             terms = tuple(term.model_dump(mode="json") for term in told)
-            context = ScoreContext(role=node.role, terms=terms, key=key)
-            scorer = find(self.config.roles[node.role].backend).open_score(context)
+            role = self.config.roles[node.role]
+            context = ScoreContext(role=node.role, terms=terms, key=key, options=role.options)
+            scorer = find(role.backend).open_score(context)
 
             def all_of_them(scorer: ScoreBackend = scorer) -> None:
                 for request in requests:

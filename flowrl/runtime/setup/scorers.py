@@ -43,17 +43,18 @@ class OpenScorers:
     def open(self) -> None:
         """Opens all of them."""
         for role in self._roles:
-            self._open(role, self._config.roles[role].backend)
+            used = self._config.roles[role]
+            self._open(role, used.backend, used.options)
         evaluates = self._config.data.eval is not None or bool(self._config.eval.sets)
         if evaluates and self._config.rewards.terms and self.observing is None:
-            self._open(_VERIFIER, _VERIFIER)
+            self._open(_VERIFIER, _VERIFIER, {})
 
-    def _open(self, role: RoleName, backend: str) -> None:
+    def _open(self, role: RoleName, backend: str, options: Mapping[str, object]) -> None:
         config = self._config.rewards
         configured, key = self._config.terms_of(role)
         terms = tuple(term.model_dump(mode="json") for term in configured)
         workers = self._workers.get(role, config.workers)
-        context = ScoreContext(role=role, terms=terms, key=key)
+        context = ScoreContext(role=role, terms=terms, key=key, options=options)
         self._pools[role] = self._executor.open_scorers(backend, context, config, workers=workers)
 
     @property
