@@ -1,7 +1,7 @@
 """The commands of `flowrl` and their options.
 
-Reading commands (`graph`, `plan`, `size`, `diff`, `data`, `score`, `why`, `samples`, `backends`,
-`doctor`) print to standard output, and with `--json` nothing but JSON.
+Reading commands (`graph`, `plan`, `size`, `diff`, `data`, `score`, `why`, `samples`, `trace`,
+`backends`, `doctor`) print to standard output, and with `--json` nothing but JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 
 from flowrl.cli.groups import backends, data, plugin
 from flowrl.cli.options import Config, Debug, Json, Overrides, RunPath, config_file
-from flowrl.cli.run_commands import samples
+from flowrl.cli.run_commands import samples, trace
 from flowrl.errors import ConfigError
 
 app = typer.Typer(
@@ -457,6 +457,7 @@ def why(
 
 
 app.command()(samples)
+app.command()(trace)
 
 
 @app.command()

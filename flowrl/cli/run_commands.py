@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,3 +27,18 @@ def samples(
     from flowrl.cli import samples as command
 
     command.run(run, step=step, worst=worst, contains=contains, as_json=json)
+
+
+def trace(
+    run: RunPath,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the trace for Perfetto here."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what each worker of a run did and waited for, or write it as trace events."""
+    from flowrl.cli import trace as command
+
+    command.run(run, output, as_json=json)

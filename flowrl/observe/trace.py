@@ -8,12 +8,13 @@ where workers are (a node, or a simulated device), a thread is a worker, a slice
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
+from flowrl.errors import CheckpointError
 from flowrl.files import JsonLines
 
 TRACE = "trace.json"
@@ -139,6 +140,36 @@ def name_events(where: str, worker: str) -> Iterator[str]:
             f'{{"name":"{kind}","ph":"M",{event_place(where, worker)},'
             f'"args":{{"name":{json.dumps(name)}}}}}'
         )
+
+
+def run_spans(folder: Path) -> list[Span]:
+    """Returns the spans of a run, by their begin and then the longest first.
+
+    Raises:
+        CheckpointError: The run has no trace.
+    """
+    paths = [path for name in (_EARLIER, TRACE) if (path := folder / name).is_file()]
+    spans = [span for path in paths for span in read_spans(path)]
+    if not spans:
+        raise CheckpointError(
+            "this run has no trace",
+            where=str(folder / TRACE),
+            found="no slices" if paths else "no such file",
+            hint="runs write one unless runtime.trace_mb=0, once their first worker has started",
+        )
+    return sorted(spans, key=lambda span: (span.begin_s, -span.end_s))
+
+
+def trace_text(spans: Sequence[Span]) -> str:
+    """Returns a whole JSON file of `run_spans`, which begins at 0 and reads in any viewer."""
+    begin_s = spans[0].begin_s
+    places = dict.fromkeys((span.where, span.worker) for span in spans)
+    events = [event for place in places for event in name_events(*place)]
+    for span in spans:
+        # In whole microseconds: those of seconds since 1970 are not exact, and slices would overlap.
+        begin, end = (round(at - begin_s, 6) for at in (span.begin_s, span.end_s))
+        events.append(_event(replace(span, begin_s=begin, end_s=end)))
+    return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(events) + "\n]}\n"
 
 
 def read_spans(path: Path) -> Iterator[Span]:
