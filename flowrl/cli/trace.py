@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -60,7 +60,7 @@ def run(folder: Path, output: Path | None, *, as_json: bool) -> None:
 
 def work_of(spans: Sequence[Span], whole_s: float) -> list[Work]:
     """Returns the work of each worker in the order of their begin, the longest first."""
-    seconds: Counter[tuple[str, str, str]] = Counter()
+    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     calls: Counter[tuple[str, str, str]] = Counter()
     workers = list(dict.fromkeys((span.where, span.worker) for span in spans))
     for span in spans:

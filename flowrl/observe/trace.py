@@ -166,7 +166,7 @@ def trace_text(spans: Sequence[Span]) -> str:
     places = dict.fromkeys((span.where, span.worker) for span in spans)
     events = [event for place in places for event in name_events(*place)]
     for span in spans:
-        # In whole microseconds: those of seconds since 1970 are not exact, and slices would overlap.
+        # In whole microseconds: parts of one are not exact since 1970, and slices would overlap.
         begin, end = (round(at - begin_s, 6) for at in (span.begin_s, span.end_s))
         events.append(_event(replace(span, begin_s=begin, end_s=end)))
     return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(events) + "\n]}\n"

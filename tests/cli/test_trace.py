@@ -76,7 +76,7 @@ def test_the_table_has_the_time_of_each_worker_and_operation(flowrl: Run):
         "2.0s from the first slice to the last",
         "worker                   operation         time  share  calls",
         "driver on node <1>       step              2.0s  100 %  2",
-        "                         wait for a batch  0.2s  13 %   1",
+        "                         wait for a batch  0.2s  12 %   1",
         "actor.train on node <1>  update            1.5s  75 %   4",
     ]
     value = json.loads(flowrl("--json")[1])
