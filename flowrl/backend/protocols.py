@@ -38,6 +38,7 @@ __all__ = [
     "OptimizerStep",
     "PolicyContext",
     "Progress",
+    "Rank",
     "ScoreBackend",
     "ScoreContext",
     "ScoreRequest",
@@ -48,6 +49,26 @@ __all__ = [
     "Weights",
     "WeightsKind",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A trainer's place among the processes that train a model together.
+
+    Every rank gets the same calls with the same arguments, whole batches among them, and works on
+    its share. Rank 0 returns the result, as a single trainer would, and writes all files.
+
+    Attributes:
+        number: From 0.
+        size: The number of ranks.
+        rendezvous: A file that is not there yet, by which the ranks find each other.
+        timeout_s: Seconds after which a rank that waits for another one is to fail.
+    """
+
+    number: int
+    size: int
+    rendezvous: Path
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +98,7 @@ class PolicyContext:
             `dp`, `cp`, `ep`); those that are left out are 1.
         kv_tokens: Tokens that the KV cache of an engine is to hold; 0 where only `num_slots` and
             `max_length` limit it.
+        rank: The place of this worker among the ranks that train the model; None for all of it.
     """
 
     role: RoleName
@@ -96,6 +118,7 @@ class PolicyContext:
     devices: tuple[str, ...] = ()
     layout: Mapping[str, int] = field(default_factory=dict)
     kv_tokens: int = 0
+    rank: Rank | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

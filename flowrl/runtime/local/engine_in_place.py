@@ -18,6 +18,7 @@ from flowrl.backend.protocols import (
 )
 from flowrl.ids import engine_id
 from flowrl.runtime.local.engine_restarts import RestartableEngine
+from flowrl.runtime.local.ranks import num_ranks
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 
 
@@ -27,7 +28,9 @@ class EngineInPlace(RestartableEngine):
     def __init__(self, plugin: Plugin, context: PolicyContext, train: TrainBackend) -> None:
         self._train = train
         self._kept: list[Progress | Finished | Loaded] = []
-        shared = train if plugin.capabilities.shares_weights else None
+        # Ranks have the parameters in processes of their own.
+        in_place = plugin.capabilities.shares_weights and num_ranks(context) == 1
+        shared = train if in_place else None
         self._copies = None if shared else WeightFolders(Path(tempfile.gettempdir()))
         super().__init__(
             engine_id(context.role, 0),

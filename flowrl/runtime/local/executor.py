@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from flowrl.backend.environment import EnvironmentContext
-from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
+from flowrl.backend.protocols import PolicyContext, ScoreContext, Service, TrainBackend
 from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RunConfig, RuntimeConfig
@@ -19,6 +20,7 @@ from flowrl.runtime.groups import LocalGroup
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_process import open_engine_worker
+from flowrl.runtime.local.ranks import Ranks, num_ranks
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.scoring.pool import ScoringPool
 from flowrl.runtime.trainers import Trainer
@@ -52,13 +54,25 @@ class LocalExecutor:
         plugin = require(placement.backend, Service.TRAIN, placement.role)
         if generates:
             require(placement.backend, Service.GENERATE, placement.role)
-        train = plugin.open_train(context)
+        several = num_ranks(context) > 1
+        train = self._ranks(placement, context) if several else plugin.open_train(context)
         return PolicyWorker(
             role=context.role,
             context=context,
             train=Trainer(LocalGroup(f"{context.role}.train", [train])),
             generate=EngineInPlace(plugin, context, train) if generates else None,
         )
+
+    def _ranks(self, placement: Placement, context: PolicyContext) -> TrainBackend:
+        with self._logs.output(f"{context.role}.train") as output:
+            ranks = Ranks(
+                placement.backend,
+                context,
+                start_timeout_s=self._runtime.start_timeout_s,
+                timeout_s=self._runtime.stall_timeout_s,
+                output=output,
+            )
+        return cast(TrainBackend, ranks)  # it passes every method on
 
     def open_fleet(
         self,
