@@ -62,14 +62,14 @@ def _wrong_sum(a: int, b: int, digits: int, time: int) -> int:
     distinguish from right sums: mostly one of `_MISTAKES`, else anything up to 25. Sums of three
     digits are wrong by ten times that as often, sums of one digit by 9 at most.
     """
-    draw = blake2b(f"{a}+{b}/{time}".encode(), digest_size=4).digest()
-    common = draw[0] % 10 < 7
-    error = _MISTAKES[draw[1] % len(_MISTAKES)] if common else 1 + draw[1] % 25
+    digest = blake2b(f"{a}+{b}/{time}".encode(), digest_size=4).digest()
+    common = digest[0] % 10 < 7
+    error = _MISTAKES[digest[1] % len(_MISTAKES)] if common else 1 + digest[1] % 25
     if digits == 1:
         error = 1 + error % 9
-    elif digits == 3 and draw[2] % 2:
+    elif digits == 3 and digest[2] % 2:
         error *= 10
-    if draw[3] % 2:
+    if digest[3] % 2:
         error = -error
     # No error is above half of the range, so that one of the two lies in it.
     return a + b + error if 0 <= a + b + error < 2 * 10**digits else a + b - error

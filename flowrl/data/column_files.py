@@ -26,8 +26,7 @@ _BATCH = 1024
 class _ColumnFile(DataFile):
     """What formats of columns have in common."""
 
-    def where(self, number: int) -> str:
-        return f"{self.path}:row {number}"
+    _unit = "row "
 
     def _scan(self) -> Iterator[Record]:
         place = 0

@@ -183,7 +183,7 @@ def encode_prompts(
             if data.overlong == "filter":
                 continue
             ids = ids[-most:]
-        prompts.append(Prompt.of(row, ids, partial(_row_at, rows, place)))
+        prompts.append(Prompt.of(row, ids, partial(rows.__getitem__, place)))
     if not prompts:
         places = [where for _, where in too_long] or [problem.where for problem in bad.problems]
         raise DataError(
@@ -344,10 +344,6 @@ class PromptCursor:
     def _order_of(self, epoch: int) -> Sequence[int]:
         order: list[int] = permutation(len(self._prompts), self._seed, epoch).tolist()
         return order
-
-
-def _row_at(rows: Sequence[Row], place: int) -> Row:
-    return rows[place]
 
 
 def _item(epoch: int, prompt: Prompt) -> PromptItem:

@@ -37,6 +37,8 @@ class Record:
 class DataFile(ABC):
     """A data file of one format; see the module."""
 
+    _unit = ""  # before the number of a row
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._identity: tuple[int, int] | None = None
@@ -64,7 +66,7 @@ class DataFile(ABC):
 
     def where(self, number: int) -> str:
         """Returns the place of a row for messages."""
-        return f"{self.path}:{number}"
+        return f"{self.path}:{self._unit}{number}"
 
     def _require_unchanged(self) -> None:
         stat = self.path.stat()

@@ -91,7 +91,7 @@ class Curriculum:
         # Over many small batches the share is right too.
         num_explored = math.floor((start + num) * explore) - math.floor(start * explore)
         places = [following() for _ in range(num_explored)]
-        places += self._draw(num - num_explored, set(places))
+        places += self._sample(num - num_explored, set(places))
         places += [following() for _ in range(num - len(places))]
         self._taken += num
         # Mini-batches take prompts in order; none shall hold the explored ones alone.
@@ -109,35 +109,26 @@ class Curriculum:
         solved = min(max((mean_score - low) / (high - low), 0.0), 1.0)
         self._rates[place] += self._config.smoothing * (solved - self._rates[place])
 
-    def _draw(self, num: int, excluded: Collection[int]) -> list[int]:
+    def _sample(self, num: int, excluded: Collection[int]) -> list[int]:
         """Returns at most `num` different places by weight, without the excluded ones."""
-        weights = self._weights()
+        p, band = self._rates, self._config
+        weight = 1.0 - p if band.prefer == "unsolved" else p * (1.0 - p)
+        inside = (band.low <= p) & (p <= band.high)
+        weights = (np.where(inside, weight, 0.0) * _WEIGHT_ONE).astype(np.int64)
         weights[list(excluded)] = 0
         ends = np.cumsum(weights)
         stream = raw_stream(self._seed, "curriculum", self._taken)
-        drawn: list[int] = []
-        while len(drawn) < num and int(ends[-1]):
+        sampled: list[int] = []
+        while len(sampled) < num and int(ends[-1]):
             point = int(stream.random_raw()) * int(ends[-1]) >> 64
             place = int(np.searchsorted(ends, point, side="right"))
             if not weights[place]:
-                # Drawn before: its share of the line is taken out, and the draw is made again.
+                # Sampled before: its share of the line is taken out, and another is sampled.
                 ends = np.cumsum(weights)
                 continue
             weights[place] = 0
-            drawn.append(place)
-        return drawn
-
-    def _weights(self) -> Ints:
-        """Returns int64 `[num_prompts]`, in units of 2^-20."""
-        p = self._rates
-        match self._config.prefer:
-            case "learnability":
-                weights = p * (1.0 - p)
-            case "unsolved":
-                weights = 1.0 - p
-        inside = (self._config.low <= p) & (p <= self._config.high)
-        weights = np.where(inside, weights, 0.0) * _WEIGHT_ONE
-        return weights.astype(np.int64)
+            sampled.append(place)
+        return sampled
 
     def to_json(self) -> dict[str, object]:
         """Returns what was taken and observed, without prompts that were never taken."""

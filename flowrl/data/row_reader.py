@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from flowrl.algo.numbers import answer_number
 from flowrl.config.data import (
@@ -17,7 +16,6 @@ from flowrl.config.data import (
     DataSource,
     DifficultyConfig,
     FileData,
-    Format,
     HubData,
     MixtureData,
     RowFields,
@@ -34,7 +32,7 @@ from flowrl.data.conversations import (
 from flowrl.data.formats import open_data_file
 from flowrl.data.row_file import DataFile, Fields, excerpt
 from flowrl.data.rows import BadRows, MixedRows, Row, RowNeeds, Rows, RowSequence, Split
-from flowrl.data.sources import files_of_path, files_of_source
+from flowrl.data.sources import files_of_source
 from flowrl.data.templates import Template, field_number, field_text, field_value
 from flowrl.errors import DataError
 
@@ -91,35 +89,23 @@ def load_rows(
             bad=bad,
             num_out_of_band=sum(rows.num_out_of_band for rows in parts.values()),
         )
-    fields: RowFields
-    if isinstance(source, str):
-        files, fields, keys = files_of_path(Path(source), key=key), data, "data"
-        name, max_rows = source, 0
-    else:
-        files, fields, keys = files_of_source(source, key=key), source, key
-        name = source.name if isinstance(source, HubData) else str(source.path)
-        max_rows = source.max_rows
+    files = files_of_source(source, key=key)
+    fields: RowFields = data if isinstance(source, str) else source
+    keys = "data" if isinstance(source, str) else key
+    max_rows = 0 if isinstance(source, str) else source.max_rows
+    path = source.path if isinstance(source, FileData) else source
+    name = source.name if isinstance(source, HubData) else str(path)
     builder = RowBuilder(fields, keys, split, needs)
     band = _Band(data.difficulty) if data.difficulty and split == "train" else None
-    opened = _opened(files, _format(fields), key)
-    return _read(opened, builder, band, bad, name=name, key=key, max_rows=max_rows, most=most)
-
-
-def _format(fields: RowFields) -> Format | None:
-    if fields.format is None and isinstance(fields, FileData) and fields.kind == "jsonl":
-        return "jsonl"
-    return fields.format
-
-
-def _opened(files: Sequence[Path], wanted: Format | None, key: str) -> list[DataFile]:
+    wanted = fields.format
+    if wanted is None and isinstance(fields, FileData) and fields.kind == "jsonl":
+        wanted = "jsonl"
     try:
-        return [open_data_file(file, wanted) for file in files]
+        opened = [open_data_file(file, wanted) for file in files]
+        return _read(opened, builder, band, bad, name=name, key=key, max_rows=max_rows, most=most)
     except OSError as reason:
-        raise _unreadable(reason, key) from reason
-
-
-def _unreadable(reason: OSError, key: str) -> DataError:
-    return DataError("cannot be read", where=key, found=f"{reason.filename}: {reason.strerror}")
+        found = f"{reason.filename}: {reason.strerror}"
+        raise DataError("cannot be read", where=key, found=found) from reason
 
 
 def _read(
@@ -135,23 +121,20 @@ def _read(
 ) -> Rows:
     rows = _StoredRows(files, builder)
     num_read, first_bad = 0, len(bad.problems)
-    try:
-        for number, file in enumerate(files):
-            for record in file.scan():
-                if (max_rows and num_read >= max_rows) or (most and len(rows) >= most):
-                    break
-                where = file.where(record.number)
-                try:
-                    if isinstance(record.fields, DataError):
-                        raise record.fields
-                    if band is None or band.holds(record.fields):
-                        builder.row(record.fields, num_read, where)
-                        rows.append(number, record.place, record.number, num_read)
-                except DataError as problem:
-                    bad.count(problem, where, is_unreadable=problem is record.fields)
-                num_read += 1
-    except OSError as reason:
-        raise _unreadable(reason, key) from reason
+    for number, file in enumerate(files):
+        for record in file.scan():
+            if (max_rows and num_read >= max_rows) or (most and len(rows) >= most):
+                break
+            where = file.where(record.number)
+            try:
+                if isinstance(record.fields, DataError):
+                    raise record.fields
+                if band is None or band.holds(record.fields):
+                    builder.row(record.fields, num_read, where)
+                    rows.append(number, record.place, record.number, num_read)
+            except DataError as problem:
+                bad.count(problem, where, is_unreadable=problem is record.fields)
+            num_read += 1
     out_of_band = 0 if band is None else band.num_outside
     if not rows and band is not None and out_of_band:
         raise band.nothing_left(name)

@@ -22,8 +22,8 @@ _SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?$")
 """The number of a shard at the end of a file's stem: `train-00000-of-00002`, `0000`."""
 
 
-def files_of_source(source: FileData | HubData, *, key: str) -> list[Path]:
-    """Returns the data files of a source.
+def files_of_source(source: str | FileData | HubData, *, key: str) -> list[Path]:
+    """Returns the data files of a source, or of a path.
 
     Args:
         key: Its config key, for messages.
@@ -33,7 +33,7 @@ def files_of_source(source: FileData | HubData, *, key: str) -> list[Path]:
     """
     if isinstance(source, HubData):
         return _downloaded(source, key=key)
-    return files_of_path(source.path, key=key)
+    return files_of_path(Path(source) if isinstance(source, str) else source.path, key=key)
 
 
 def files_of_path(path: Path, *, key: str) -> list[Path]:

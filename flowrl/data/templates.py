@@ -130,11 +130,7 @@ def _in_another_form(what: str, text: str, form: re.Match[str] | None, *, key: s
 
 
 def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
-    """Returns the text of a field: strings as they are, numbers as JSON writes them.
-
-    Raises:
-        DataError: The row lacks it, or it is neither text nor a number.
-    """
+    """Returns the text of a field: strings as they are, numbers as JSON writes them."""
     value = field_value(fields, name, key=key)
     if isinstance(value, str):
         return value
@@ -144,11 +140,7 @@ def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
 
 
 def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
-    """Returns the number in a field.
-
-    Raises:
-        DataError: The row lacks it, or it is no finite number.
-    """
+    """Returns the finite number in a field."""
     value = field_value(fields, name, key=key)
     if _is_number(value) and abs(value) <= sys.float_info.max:
         return float(value)

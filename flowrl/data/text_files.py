@@ -74,12 +74,11 @@ class JsonLinesFile(DataFile):
 class JsonArrayFile(DataFile):
     """One JSON array of objects, which is in memory as a whole."""
 
+    _unit = "row "
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._elements: list[object] = []
-
-    def where(self, number: int) -> str:
-        return f"{self.path}:row {number}"
 
     def _scan(self) -> Iterator[Record]:
         self._elements = self._parsed()

@@ -172,7 +172,8 @@ class Tokenizer:
                 found="data.chat_template=always",
                 hint="set data.chat_template=auto, or add chat_template.jinja to the folder",
             )
-        messages = _user_turn(prompt) if isinstance(prompt, str) else prompt
+        as_turn: list[Message] = [{"role": "user", "content": prompt}]
+        messages = as_turn if isinstance(prompt, str) else prompt
         if self._chat is not None and chat != "never":
             # The template prints the special tokens itself.
             text = self._chat.render(messages, tools, args) + prefix
@@ -209,17 +210,12 @@ class Tokenizer:
     def encode(self, text: str) -> Ints:
         """Returns int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
 
-        Raises:
-            DataError: A character outside the vocabulary.
+        A character outside the vocabulary is a DataError.
         """
         return _ids(self._encode(text, self._pieces, special=False))
 
     def encode_response(self, text: str) -> Ints:
-        """Returns int64 `[R]`, a response and the end token.
-
-        Raises:
-            DataError: A character outside the vocabulary.
-        """
+        """Returns int64 `[R]`, a response and the end token."""
         return np.append(self.encode(text), np.int64(self.end_id))
 
     def decode(self, ids: Sequence[int] | Ints) -> str:
@@ -290,11 +286,7 @@ class Tokenizer:
         return [] if self._characters is None else sorted(set(text) - self._characters)
 
     def check(self, text: str) -> None:
-        """Checks that the tokenizer knows every character of a text.
-
-        Raises:
-            DataError: The text has a character that it does not know.
-        """
+        """Checks that the tokenizer knows every character of a text."""
         strange, key = self.unknown(text), self.alphabet_key
         if not strange:
             return
@@ -368,10 +360,6 @@ class Tokenizer:
             raise DataError(
                 "the tokenizer cannot encode the text", found=str(reason)[:200]
             ) from reason
-
-
-def _user_turn(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
 
 
 def _ids(encoding: Encoding) -> Ints:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as FastTokenizer
@@ -71,9 +71,6 @@ def check_config_ids(configs: Mapping[Path, Mapping[str, object]], size: int | N
     Args:
         configs: The contents of the files.
         size: Rows of the model's embedding; None where it is not known.
-
-    Raises:
-        DataError: An id is none; the error names its file, the id and the limit.
     """
     hint = "set it to the id of a token, or take it out of the file"
     for file, name, token in _in_configs(configs):
@@ -95,16 +92,15 @@ def check_tokenizer_ids(
         fast: The tokenizer made from it, which numbers added tokens itself.
         added: Tokens that only tokenizer_config.json has.
         size: Rows of the model's embedding; None where it is not known.
-
-    Raises:
-        DataError: An id is none; the error names its file, the id and the limit.
     """
     hint = (
         "take the tokenizer that came with the model, or save the model again with an embedding "
         "that has all tokens of the tokenizer"
     )
-    for name, token in _in_tokenizer(described):
-        _check(path, name, token, size, hint)
+    for entry in described.get("added_tokens") or ():
+        _check(path, f"the token {entry['content']!r}", entry["id"], size, hint)
+    for token in _put_around(described.get("post_processor") or {}):
+        _check(path, "a token of post_processor", token, size, hint)
     vocabulary = fast.get_vocab(with_added_tokens=True)
     last = max(vocabulary, key=vocabulary.__getitem__, default=None)
     if last is None:
@@ -125,11 +121,10 @@ def _check(file: Path, name: str, token: int, size: int | None, hint: str) -> No
         )
 
 
-_Named: TypeAlias = Iterator[tuple[Path, str, int]]
-"""Ids with their file and their name in it."""
-
-
-def _in_configs(configs: Mapping[Path, Mapping[str, object]]) -> _Named:
+def _in_configs(
+    configs: Mapping[Path, Mapping[str, object]],
+) -> Iterator[tuple[Path, str, int]]:
+    """Yields ids with their file and their name in it."""
     for file, config in configs.items():
         for at, part in (("", config), ("text_config.", config.get("text_config"))):
             if not isinstance(part, Mapping):
@@ -143,13 +138,6 @@ def _in_configs(configs: Mapping[Path, Mapping[str, object]]) -> _Named:
             if not key.removeprefix("-").isdecimal():
                 token_ids_of(key, name, file)
             yield file, name, int(key)
-
-
-def _in_tokenizer(described: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for entry in described.get("added_tokens") or ():
-        yield f"the token {entry['content']!r}", entry["id"]
-    for token in _put_around(described.get("post_processor") or {}):
-        yield "a token of post_processor", token
 
 
 def _put_around(part: Mapping[str, Any]) -> Iterator[int]:
@@ -193,15 +181,17 @@ def tokenizer_of_pieces(fast: FastTokenizer) -> FastTokenizer:
 def _within_text(part: Mapping[str, object]) -> Mapping[str, object] | None:
     """Returns a part of a tokenizer.json without its effect at a text's ends; None where it has no
     other."""
-    kind = part.get("type")
-    if kind in ("Prepend", "Strip"):
-        return None
-    if kind == "Replace" and _is_anchored(part.get("pattern")):
-        return None
-    if kind == "Metaspace":
-        return {**part, "prepend_scheme": "never"}
-    if kind == "ByteLevel" and part.get("add_prefix_space"):
-        return {**part, "add_prefix_space": False}
+    match part:
+        case {"type": "Prepend" | "Strip"}:
+            return None
+        case {"type": "Replace", "pattern": {"Regex": str(anchored)}} if anchored.startswith(
+            ("^", r"\A")
+        ):
+            return None
+        case {"type": "Metaspace"}:
+            return {**part, "prepend_scheme": "never"}
+        case {"type": "ByteLevel", "add_prefix_space": True}:
+            return {**part, "add_prefix_space": False}
     for name in _LISTS:
         listed = part.get(name)
         if isinstance(listed, list):
@@ -209,32 +199,15 @@ def _within_text(part: Mapping[str, object]) -> Mapping[str, object] | None:
     return part
 
 
-def _is_anchored(pattern: object) -> bool:
-    """True if a pattern matches at the beginning of a text only."""
-    expression = pattern.get("Regex") if isinstance(pattern, Mapping) else None
-    return isinstance(expression, str) and expression.startswith(("^", r"\A"))
-
-
-_SPECIAL = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 def missing_tokenizer(folder: Path) -> DataError:
     """Returns the error for a folder without tokenizer.json."""
     if not folder.is_dir():
         return DataError("no such model folder", where=str(folder))
-    slow = [
-        n
-        for n in ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-        if (folder / n).is_file()
-    ]
+    names = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+    slow = [name for name in names if (folder / name).is_file()]
     return DataError(
         "the model folder has no tokenizer.json",
         where=str(folder),
@@ -261,12 +234,11 @@ def special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
     """Returns the special tokens by name, from the first source that has each."""
     found: dict[str, str] = {}
     for name in _SPECIAL:
-        for source in sources:
-            value = source.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
-                break
+        values = (source.get(name) for source in sources)
+        texts = (v.get("content") if isinstance(v, dict) else v for v in values)
+        text = next((text for text in texts if isinstance(text, str)), None)
+        if text is not None:
+            found[name] = text
     return found
 
 

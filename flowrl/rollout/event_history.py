@@ -20,12 +20,12 @@ sample 0/0/0: still running (in a journal of 2 events)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flowrl.ids import GroupId, SampleId
 from flowrl.rollout import events as ev
-from flowrl.rollout.actions import Action, Deliver
+from flowrl.rollout.actions import Deliver
 from flowrl.rollout.journal import Journal
 from flowrl.rollout.machine import Transition
 from flowrl.rollout.states import TERMINAL, Spans, State, joined
@@ -109,23 +109,22 @@ def sample_history(journal: Journal, sample: SampleId) -> SampleHistory:
     for event in journal.events:
         fenced = scheduler.fenced
         actions = scheduler.step(event)
+        texts: list[str] = []
         if isinstance(event, ev.WeightsPublished) and state is State.RUNNING:
-            text = f"weights {event.version} are published while it runs"
-            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
+            texts.append(f"weights {event.version} are published while it runs")
         if isinstance(event, ev.Resumed) and state is not None and state not in TERMINAL:
-            text = "the run goes on from its checkpoint"
-            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
-        for text in _reports(event, sample, ignored=scheduler.fenced > fenced):
-            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
+            texts.append("the run goes on from its checkpoint")
+        texts += _reports(event, sample, ignored=scheduler.fenced > fenced)
         for step in steps:
             if step.before is State.RUNNING:
                 spans = _spans_after(event, step, spans)
-            moments.append(
-                Moment(event_id=event.id, at_s=event.at_s, text=_describe_transition(step))
-            )
+            texts.append(_describe_transition(step))
             state = step.after
             if step.after is State.CONSUMED and spans:
-                age = _batch_version(actions, sample) - min(spans)[0]
+                batches = (action for action in actions if isinstance(action, Deliver))
+                batch = next(b for b in batches if any(sample in g.samples for g in b.groups))
+                age = batch.version - min(spans)[0]
+        moments += [Moment(event_id=event.id, at_s=event.at_s, text=text) for text in texts]
         steps.clear()
     return SampleHistory(
         sample=sample,
@@ -135,15 +134,6 @@ def sample_history(journal: Journal, sample: SampleId) -> SampleHistory:
         moments=tuple(moments),
         num_events=len(journal.events),
         earlier=earlier,
-    )
-
-
-def _batch_version(actions: Iterable[Action], sample: SampleId) -> int:
-    """The version that the batch with the sample is for; there is one."""
-    return next(
-        action.version
-        for action in actions
-        if isinstance(action, Deliver) and any(sample in group.samples for group in action.groups)
     )
 
 

@@ -60,10 +60,8 @@ class JournalWriter:
 
     def begin(self, start: SchedulerSettings | RolloutScheduler) -> None:
         """Writes the head of a new journal: of a new scheduler, or of one in mid-run."""
-        if isinstance(start, SchedulerSettings):
-            self._write({"journal": JOURNAL, "settings": start.to_json()})
-        else:
-            self._write({"journal": JOURNAL, "state": start.to_json()})
+        kind = "settings" if isinstance(start, SchedulerSettings) else "state"
+        self._write({"journal": JOURNAL, kind: start.to_json()})
 
     def event(self, event: Event) -> None:
         """Writes the event that is stepped next."""
@@ -100,9 +98,8 @@ class Journal:
             SchedulerError: its settings or its state cannot be read.
         """
         if "state" in self.head:
-            return RolloutScheduler.from_json(
-                self.head["state"], observer=observer, validate=validate
-            )
+            state = self.head["state"]
+            return RolloutScheduler.from_json(state, observer=observer, validate=validate)
         try:
             settings = SchedulerSettings.from_json(self.head["settings"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -236,8 +233,6 @@ def _pairs(value: list[Any]) -> tuple[Any, ...]:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "progress": _pairs,
-    "scores": _pairs,
-    "verdicts": _pairs,
+    **dict.fromkeys(("progress", "scores", "verdicts"), _pairs),
     "ends": lambda value: tuple(_end_from_json(item) for item in value),
 }

@@ -96,10 +96,7 @@ class SchedulerSettings:
                 raise SchedulerError(
                     f"{name} is too small", found=str(value), expected=f"at least {least}"
                 )
-        self._check_combination()
-
-    def _check_combination(self) -> None:
-        budget = self.admission if isinstance(self.admission, AgeBudget) else None
+        budget = self.budget
         if self.over_sampling.prompts and (budget is None or not self.refill):
             raise SchedulerError(
                 "redundant prompts need to know what a batch takes",
@@ -153,11 +150,8 @@ class SchedulerSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a policy as `{"kind": ..., option: value}`."""
-        values = {of.name: getattr(self, of.name) for of in fields(self)}
-        return {
-            name: value.to_json() if isinstance(value, Spec) else value
-            for name, value in values.items()
-        }
+        values = ((of.name, getattr(self, of.name)) for of in fields(self))
+        return {name: v.to_json() if isinstance(v, Spec) else v for name, v in values}
 
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> SchedulerSettings:
