@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowrl.backend.environment import Environment, EnvironmentContext
+from flowrl.backend.plugin import BasePlugin
 from flowrl.backend.protocols import (
-    BackendStatus,
     Capabilities,
     Finished,
     GenerateRequest,
     Loaded,
     PolicyContext,
     Progress,
-    ScoreBackend,
-    ScoreContext,
     Service,
     TrainBackend,
     Weights,
@@ -73,7 +70,7 @@ class _Engine:
         pass
 
 
-class _Plugin:
+class _Plugin(BasePlugin):
     name = "null"
     capabilities = Capabilities(
         services=frozenset({Service.GENERATE}),
@@ -82,20 +79,8 @@ class _Plugin:
         resume=True,
     )
 
-    def check(self) -> BackendStatus:
-        return BackendStatus(usable=True)
-
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> _Engine:
         return _Engine(context.num_slots)
-
-    def open_train(self, context: PolicyContext) -> TrainBackend:
-        raise NotImplementedError
-
-    def open_score(self, context: ScoreContext) -> ScoreBackend:
-        raise NotImplementedError
-
-    def open_environment(self, context: EnvironmentContext) -> Environment:
-        raise NotImplementedError
 
 
 plugin = _Plugin()

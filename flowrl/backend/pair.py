@@ -8,23 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrl.backend.plugin import BackendStatus, Plugin, Service
-from flowrl.errors import BackendError
+from flowrl.backend.plugin import BackendStatus, BasePlugin, Plugin, Service, not_offered
 
 if TYPE_CHECKING:
-    from flowrl.backend.environment import Environment, EnvironmentContext
-    from flowrl.backend.protocols import (
-        GenerateBackend,
-        PolicyContext,
-        ScoreBackend,
-        ScoreContext,
-        TrainBackend,
-    )
+    from flowrl.backend.protocols import GenerateBackend, PolicyContext, TrainBackend
 
 __all__ = ["Pair"]
 
 
-class Pair:
+class Pair(BasePlugin):
     """See the module; of each capability it has what both plug-ins need it for.
 
     Args:
@@ -40,15 +32,9 @@ class Pair:
         self.name = f"{trains.name}+{generates.name}"
         self._trains, self._generates = trains, generates
         for plugin, service in ((trains, Service.TRAIN), (generates, Service.GENERATE)):
-            offered = plugin.capabilities.services
-            if service not in offered:
-                raise BackendError(
-                    f"backend {plugin.name!r} cannot {service}",
-                    where=where,
-                    found=f"it offers {', '.join(sorted(offered)) or 'nothing'}",
-                    expected="a trainer in roles.NAME.backend, an engine in roles.NAME.engine",
-                    hint="`flowrl backends` lists what each one offers",
-                )
+            if service not in plugin.capabilities.services:
+                expected = "a trainer in roles.NAME.backend, an engine in roles.NAME.engine"
+                raise not_offered(plugin, service, where, expected)
         of_trainer, of_engine = trains.capabilities, generates.capabilities
         self.capabilities = replace(
             of_trainer,
@@ -78,11 +64,3 @@ class Pair:
     def open_train(self, context: PolicyContext) -> TrainBackend:
         """Opens the trainer."""
         return self._trains.open_train(context)
-
-    def open_score(self, context: ScoreContext) -> ScoreBackend:
-        """Opens the trainer's scorer."""
-        return self._trains.open_score(context)
-
-    def open_environment(self, context: EnvironmentContext) -> Environment:
-        """Opens the trainer's environment."""
-        return self._trains.open_environment(context)

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+from flowrl.errors import BackendError
 
 __all__ = [
     "GIVEN_PER_SLOT",
     "PROTOCOL",
     "BackendStatus",
+    "BasePlugin",
     "Capabilities",
     "Head",
     "Plugin",
     "Service",
+    "not_offered",
     "options_of",
 ]
 
@@ -172,3 +176,64 @@ class Plugin(Protocol):
     def open_environment(self, context: EnvironmentContext) -> Environment:
         """Opens an environment."""
         ...
+
+
+class BasePlugin:
+    """The defaults of a plug-in, which writes its name, its capabilities and what it opens.
+
+    class Mine(BasePlugin):
+        name = "mine"
+        capabilities = Capabilities(services=frozenset({Service.SCORE}), ...)
+
+        def open_score(self, context: ScoreContext) -> ScoreBackend:
+            from mine.scorer import Scorer
+
+            return Scorer(context)
+    """
+
+    name: str
+    capabilities: Capabilities
+    options: ClassVar[type[BaseModel] | None] = None
+
+    def check(self) -> BackendStatus:
+        """See `Plugin`; a plug-in that needs nothing can be used everywhere."""
+        return BackendStatus(usable=True)
+
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
+        """Raises an error: the plug-in has no engine."""
+        raise not_offered(self, Service.GENERATE, f"roles.{context.role}.backend")
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        """Raises an error: the plug-in has no trainer."""
+        raise not_offered(self, Service.TRAIN, f"roles.{context.role}.backend")
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        """Raises an error: the plug-in has no scorer."""
+        raise not_offered(self, Service.SCORE, f"roles.{context.role}.backend")
+
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        """Raises an error: the plug-in has no environment."""
+        raise not_offered(self, Service.ENVIRONMENT, f"roles.{context.role}.backend")
+
+
+def not_offered(
+    plugin: Plugin, service: Service, where: str | None, expected: str | None = None
+) -> BackendError:
+    """Returns the error for a service that a plug-in does not offer.
+
+    Args:
+        where: The config key that names the plug-in.
+        expected: What is to stand there.
+    """
+    return BackendError(
+        f"backend {plugin.name!r} cannot {_VERBS[service]}",
+        where=where,
+        found=f"it offers {', '.join(sorted(plugin.capabilities.services)) or 'nothing'}",
+        expected=expected,
+        hint="`flowrl backends` lists what each one offers",
+    )
+
+
+_VERBS = {service: service.value for service in Service} | {
+    Service.ENVIRONMENT: "be an environment"
+}

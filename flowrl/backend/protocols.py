@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from flowrl.backend.batch import Floats, Ints, KeptTokens, SequenceBatch, TrainBatch
-from flowrl.backend.plugin import BackendStatus, Capabilities, Head, Service
+from flowrl.backend.plugin import BackendStatus, BasePlugin, Capabilities, Head, Service
 from flowrl.backend.weights import Loaded, Weights, WeightsKind
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
@@ -28,6 +28,7 @@ from flowrl.specs.grammar import Grammar
 
 __all__ = [
     "BackendStatus",
+    "BasePlugin",
     "Capabilities",
     "FinishReason",
     "Finished",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from flowrl.backend.plugin import Plugin
+from flowrl.backend.plugin import Plugin, not_offered
 from flowrl.backend.protocols import (
     GenerateBackend,
     PolicyContext,
@@ -38,12 +38,7 @@ def require(name: str, service: Service, role: str) -> Plugin:
     """
     plugin = find(name)
     if service not in plugin.capabilities.services:
-        raise BackendError(
-            f"backend {name!r} cannot {service} for role {role!r}",
-            where=f"roles.{role}.backend",
-            found=f"it offers {', '.join(sorted(plugin.capabilities.services))}",
-            hint="`flowrl backends` lists what each one offers",
-        )
+        raise not_offered(plugin, service, f"roles.{role}.backend")
     status = plugin.check()
     if not status.usable:
         raise BackendError(

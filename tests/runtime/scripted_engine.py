@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl.backend.environment import Environment, EnvironmentContext
+from flowrl.backend.plugin import BasePlugin
 from flowrl.backend.protocols import (
-    BackendStatus,
     Capabilities,
     Finished,
     GenerateBackend,
@@ -24,8 +23,6 @@ from flowrl.backend.protocols import (
     Loaded,
     PolicyContext,
     Progress,
-    ScoreBackend,
-    ScoreContext,
     Service,
     TrainBackend,
     Weights,
@@ -165,7 +162,7 @@ def _length(request: GenerateRequest) -> int:
     return min(int(request.prompt[1]), request.sampling.max_tokens)
 
 
-class ScriptedPlugin:
+class ScriptedPlugin(BasePlugin):
     name = "scripted"
     capabilities = Capabilities(
         services=frozenset({Service.GENERATE}),
@@ -174,24 +171,12 @@ class ScriptedPlugin:
         resume=True,
     )
 
-    def check(self) -> BackendStatus:
-        return BackendStatus(usable=True)
-
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
         if context.model.name == "missing":
             raise BackendError("no such model", where=f"roles.{context.role}.model")
         if context.model.name == "broken":
             raise ValueError("the library does not like it")
         return ScriptedEngine(context)
-
-    def open_train(self, context: PolicyContext) -> TrainBackend:
-        raise NotImplementedError
-
-    def open_score(self, context: ScoreContext) -> ScoreBackend:
-        raise NotImplementedError
-
-    def open_environment(self, context: EnvironmentContext) -> Environment:
-        raise NotImplementedError
 
 
 plugin = ScriptedPlugin()

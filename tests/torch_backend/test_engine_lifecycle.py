@@ -336,7 +336,7 @@ def test_the_plugin_declares_what_it_offers_and_scores_nothing():
     assert isinstance(plugin, Plugin)
     assert plugin.capabilities.services == {Service.GENERATE, Service.TRAIN}
     assert plugin.check().usable
-    with pytest.raises(BackendError, match="no scorer"):
+    with pytest.raises(BackendError, match="backend 'torch' cannot score"):
         plugin.open_score(ScoreContext(role=RoleName("verifier"), terms=()))
 
 

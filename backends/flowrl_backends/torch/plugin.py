@@ -6,24 +6,16 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from flowrl.backend.plugin import BackendStatus, Capabilities, Service
+from flowrl.backend.plugin import BackendStatus, BasePlugin, Capabilities, Service
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:
-    from flowrl.backend.environment import Environment, EnvironmentContext
-    from flowrl.backend.protocols import (
-        GenerateBackend,
-        PolicyContext,
-        ScoreBackend,
-        ScoreContext,
-        TrainBackend,
-    )
-
+    from flowrl.backend.protocols import GenerateBackend, PolicyContext, TrainBackend
 
 _NEEDED = ("torch", "transformers", "safetensors")
 
 
-class TorchPlugin:
+class TorchPlugin(BasePlugin):
     """Generation and training of Transformers models in one process.
 
     >>> from flowrl_backends.torch import plugin
@@ -106,21 +98,3 @@ class TorchPlugin:
 
         trainer: TrainBackend = TorchTrainer(context)
         return trainer
-
-    def open_score(self, context: ScoreContext) -> ScoreBackend:
-        """Raises an error: the plug-in does not provide this service."""
-        raise BackendError(
-            "the torch plug-in has no scorer",
-            where=f"roles.{context.role}.backend",
-            found="torch",
-            hint="use backend: verify for rule rewards",
-        )
-
-    def open_environment(self, context: EnvironmentContext) -> Environment:
-        """Raises an error: the plug-in does not provide this service."""
-        raise BackendError(
-            "the torch plug-in has no environment",
-            where=f"roles.{context.role}.backend",
-            found="torch",
-            hint="use a backend that `flowrl backends` lists with the service environment",
-        )
