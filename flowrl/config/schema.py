@@ -255,8 +255,8 @@ class RuntimeConfig(Section):
         runs: The folder of run folders.
         stall_timeout_s: Seconds without any event after which the run stops and reports which part
             waits for which.
-        start_timeout_s: Seconds in which an engine, the scorers of a role, an environment, or an
-            actor that keeps an accelerator must be ready.
+        start_timeout_s: Seconds in which an engine, the scorers of a role, and with Ray a trainer,
+            an environment, or an actor that keeps an accelerator must be ready.
         place_timeout_s: Seconds in which Ray must give the engines their places.
         checkpoint_every: Steps between checkpoints; 0 counts no steps. In any case there is a
             checkpoint at the end of each stage and at Ctrl-C.

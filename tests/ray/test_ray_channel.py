@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -14,13 +15,68 @@ import pytest
 if find_spec("ray") is None:
     pytest.skip("channels are those of Ray's actors", allow_module_level=True)
 
+from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError, WorkerDied
+from flowrl.ids import RoleName
+from flowrl.runtime.groups import Dispatch
 from flowrl.runtime.ray import ENDED
 from flowrl.runtime.ray import channel as channels
 from flowrl.runtime.ray.channel import ActorChannel
+from flowrl.runtime.ray.clients import ActorScorers
 from flowrl.runtime.ray.own_node import OwnNode
 
 DEADLINE_S = 60.0
+LIMIT_S = 0.001
+LATE = r"start_timeout_s=0\.001 seconds"
+
+
+class SilentChannel:
+    """The channel of an actor that never says anything."""
+
+    def send(self, message: object) -> None: ...
+
+    def close(self, grace_s: float) -> None: ...
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def ended(self) -> None: ...
+
+
+def test_a_trainer_that_is_not_ready_in_time_is_an_error_of_every_call():
+    from flowrl.runtime.ray.policies import ActorGroup
+
+    def opened(deliver: object) -> Any:
+        return SilentChannel()
+
+    limits = RuntimeConfig(start_timeout_s=LIMIT_S)
+    group = ActorGroup(RoleName("actor"), lambda batch: None, opened, ("open",), limits)
+    with contextlib.closing(group), pytest.raises(WorkerDied, match=LATE) as late:
+        group.call("offload", dispatch=Dispatch.ALL).result(DEADLINE_S)
+    assert late.value.where == "roles.actor"
+
+
+def test_scorers_that_are_not_ready_in_time_are_an_error_and_replaced_ones_are_replaced_again():
+    channels: list[SilentChannel] = []
+
+    def opened() -> Any:
+        channels.append(SilentChannel())
+        if len(channels) == 2:
+            channels[-1].receive = lambda timeout_s: [("ready",)]
+        return channels[-1]
+
+    with pytest.raises(WorkerDied, match=LATE):
+        ActorScorers(opened, ("open",), LIMIT_S)
+    scorers = ActorScorers(opened, ("open",), LIMIT_S)
+    channels[-1].ended = lambda: "killed"
+
+    def poll_on() -> None:
+        while True:
+            scorers.poll()
+
+    with pytest.raises(WorkerDied, match=f"die before .*\n.*3 in a row, the last: .*{LATE}"):
+        poll_on()
+    assert len(channels) == 4
 
 
 class Method:

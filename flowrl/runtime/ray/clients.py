@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from flowrl.runtime.scoring.pool import ScoreFailure
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+_NOT_READY = "see what it prints in logs/ of the run folder; is it slow, or without memory?"
 _MAX_DEATHS = 3
 """Actors that die one after another without having scored anything."""
 
@@ -45,9 +47,11 @@ class ActorScorers:
         self._pending: dict[SampleId, list[ScoreRequest]] = {}
         self._done: list[ScoreResult | ScoreFailure] = []
         self._num_deaths = 0
-        self._channel = self._opened()
+        self._was_ready = False  # any actor
+        self._open()
         try:
-            self._wait_ready()
+            while not self._was_ready:
+                self._exchange(_CLOSE_S)
         except BaseException:
             self.close()
             raise
@@ -84,33 +88,24 @@ class ActorScorers:
         return self._channel.fileno()
 
     def seconds_to_limit(self) -> float:
-        """Seconds after which `poll` must be called; the actor's own pool enforces limits."""
-        return _CLOSE_S
+        """Seconds after which `poll` must be called; the actor's own pool enforces other limits."""
+        return min(_CLOSE_S, max(0.0, self._ready_by - time.monotonic()))
 
     def close(self) -> None:
         """See `Scorers`."""
         self._channel.close(_CLOSE_S)
 
-    def _opened(self) -> Channel:
-        channel = self._open_channel()
-        channel.send(self._opening)
-        return channel
-
-    def _wait_ready(self) -> None:
-        end = time.monotonic() + self._start_timeout_s
-        while (left := end - time.monotonic()) > 0:
-            for message in self._channel.receive(left):
-                if message == ("ready",):
-                    return
-                self._take(message)
-            if (how := self._channel.ended()) is not None:
-                raise WorkerDied("the scorers' actor died before it was ready", found=how)
-        raise _late("the scorers' actor", self._start_timeout_s)
+    def _open(self) -> None:
+        self._channel = self._open_channel()
+        self._ready_by = time.monotonic() + self._start_timeout_s
+        self._channel.send(self._opening)
 
     def _exchange(self, timeout_s: float) -> None:
-        for message in self._channel.receive(timeout_s):
+        for message in self._channel.receive(min(timeout_s, self.seconds_to_limit())):
             self._take(message)
-        if (how := self._channel.ended()) is not None:
+        if (how := self._channel.ended()) is None and time.monotonic() >= self._ready_by:
+            how = f"not ready after runtime.start_timeout_s={self._start_timeout_s:g} seconds"
+        if how is not None:
             self._replace(how)
 
     def _take(self, message: Message) -> None:
@@ -126,32 +121,34 @@ class ActorScorers:
             case ("broken", FlowError() as error):
                 raise error
             case ("ready",):
-                pass
+                self._was_ready, self._ready_by = True, math.inf
             case _:
                 raise AssertionError(f"scorers sent {message!r}")
 
     def _replace(self, how: str) -> None:
+        if not self._was_ready:
+            raise WorkerDied(
+                "the scorers' actor died before it was ready", found=how, hint=_NOT_READY
+            )
         self._num_deaths += 1
         if self._num_deaths >= _MAX_DEATHS:
             raise WorkerDied(
                 "actors of scorers die before they score anything",
                 found=f"{self._num_deaths} in a row, the last: {how}",
-                hint="see what they print on standard error; is there memory enough?",
+                hint=_NOT_READY,
             )
         _log.warning("the scorers' actor died and is replaced: %s", how)
         self._channel.close(0.0)
-        self._channel = self._opened()
+        self._open()
         requests = [request for group in self._pending.values() for request in group]
         if requests:
             self._channel.send(("score", requests))
 
 
-def _late(who: str, limit_s: float) -> WorkerDied:
-    return WorkerDied(
-        f"{who} was not ready in time",
-        found=f"more than runtime.start_timeout_s={limit_s:g} seconds",
-        hint="see what it prints in logs/ of the run folder; raise that limit if it is only slow",
-    )
+def late(who: str, where: str | None, limit_s: float) -> WorkerDied:
+    """Returns the error of an actor that is not ready after `limit_s` seconds."""
+    found = f"more than runtime.start_timeout_s={limit_s:g} seconds"
+    return WorkerDied(f"{who} was not ready in time", where=where, found=found, hint=_NOT_READY)
 
 
 class OpenActor(Protocol):
@@ -186,7 +183,7 @@ class ActorLoop:
         self._channel = open_channel(deliver=self._take)
         self._channel.send(opening)
         if not self._ready.wait(start_timeout_s):
-            self._error = _late("the environment's actor", start_timeout_s)
+            self._error = late("the environment's actor", None, start_timeout_s)
         if self._error is not None:
             self._channel.close(0.0)
             raise self._error
@@ -236,7 +233,9 @@ class ActorLoop:
                     self._blocked = self._blocked or (None, None)
                     if not self._ready.is_set():
                         self._error = self._error or WorkerDied(
-                            "the environment's actor died before it was ready", found=str(how)
+                            "the environment's actor died before it was ready",
+                            found=str(how),
+                            hint=_NOT_READY,
                         )
                         self._ready.set()
                 case _:

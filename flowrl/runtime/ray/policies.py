@@ -20,7 +20,7 @@ from flowrl.runtime.local.engine_fleet import RemoteEngine
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.ray import ENDED
 from flowrl.runtime.ray.channel import Inbox
-from flowrl.runtime.ray.clients import OpenActor
+from flowrl.runtime.ray.clients import OpenActor, late
 
 _CLOSE_S = 5.0
 
@@ -38,13 +38,14 @@ class _EngineBesideTrainer(RemoteEngine):
 class ActorGroup(WorkerGroup):
     """One trainer in an actor; opening returns at once, and calls wait for the model.
 
-    After an error that ended the worker, every call raises it.
+    After an error that ended the worker, every call raises it; so it does when the actor is not
+    ready in time.
 
     Args:
         put: Puts a batch into Ray's store.
         open_channel: Starts an actor with `run_policy`.
         opening: Its first message.
-        limits: How long an engine next to the trainer may take to be ready, and be silent.
+        limits: How long the trainer, and an engine next to it, may take to be ready.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class ActorGroup(WorkerGroup):
         self._number = 0
         self._error: FlowError | None = None
         self._engine: _EngineChannel | None = None
+        self._timer = threading.Timer(limits.start_timeout_s, self._end_late)
+        self._timer.daemon = True
         self._channel = open_channel(deliver=self._take)
+        self._timer.start()
         self._channel.send(opening)
 
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
@@ -117,13 +121,16 @@ class ActorGroup(WorkerGroup):
 
     def close(self) -> None:
         """See `WorkerGroup`."""
+        self._timer.cancel()
         self._channel.close(_CLOSE_S)
 
-    # In the channel's thread
+    # In the channel's thread, or the timer's
 
     def _take(self, messages: list[Message]) -> None:
         for message in messages:
             match message:
+                case ("ready",):
+                    self._timer.cancel()
                 case ("returned", int(number), result):
                     with self._lock:
                         future = self._waiting.pop(number)
@@ -146,7 +153,13 @@ class ActorGroup(WorkerGroup):
                 case _:
                     raise AssertionError(f"a trainer sent {message!r}")
 
+    def _end_late(self) -> None:
+        where = f"roles.{self._role}"
+        error = late("the trainer's actor", where, self._limits.start_timeout_s)
+        self._end(error, (ENDED, str(error)))
+
     def _end(self, error: FlowError, message: Message) -> None:
+        self._timer.cancel()
         with self._lock:
             self._error = self._error or error
             error = self._error

@@ -168,7 +168,7 @@ def run_policy(mailbox: Mailbox) -> None:
     run -> policy    ("open", backend, PolicyContext), once
                      ("call", number, method, arguments); batches are objects of Ray's store
                      ("engine", message), as the engine's client sends it
-    policy -> run    ("broken", FlowError), and then nothing more
+    policy -> run    ("ready",), or ("broken", FlowError) and then nothing more
                      ("returned", number, result or Bulk) or ("raised", number, FlowError)
                      ("engine", *message)
     """
@@ -183,6 +183,7 @@ def run_policy(mailbox: Mailbox) -> None:
     except FlowError as reason:
         mailbox.send(("broken", reason))
         return
+    mailbox.send(("ready",))
     while messages is not None:
         for message in messages:
             policy.handle(message)
