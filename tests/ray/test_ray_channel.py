@@ -128,6 +128,21 @@ def test_a_cluster_that_is_refused_is_left(monkeypatch: pytest.MonkeyPatch):
     assert left == ["left"]
 
 
+def test_files_that_are_too_large_for_ray_are_not_taken_for_a_wrong_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from flowrl.runtime.ray import cluster
+
+    def refuse(**options: object) -> None:
+        what = "Package size (600.00MiB) exceeds the maximum size of 512.00MiB."
+        raise cluster.ray.exceptions.RuntimeEnvSetupError(what)
+
+    monkeypatch.setenv(cluster.ADDRESS, "auto")
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    with pytest.raises(BackendError, match=r"the files of rewards(.|\n)*600\.00MiB"):
+        cluster._join(tmp_path)
+
+
 def test_a_node_that_died_is_an_error_before_its_store_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

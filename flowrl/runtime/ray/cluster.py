@@ -257,6 +257,13 @@ def _join(folder: Path | None) -> None:
                 runtime_env={} if folder is None else {"working_dir": str(folder)},
                 **({} if address else {"include_dashboard": False}),
             )
+    except ray.exceptions.RuntimeEnvSetupError as reason:
+        raise BackendError(
+            "Ray cannot copy the files of rewards, environments, losses and maps to its nodes",
+            where="executor=ray",
+            found=" ".join(str(reason).split())[:300],
+            hint="keep data out of these files and of the modules that they import",
+        ) from reason
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as reason:
         if address:
             raise why_refused(address, reason) from reason
