@@ -48,6 +48,7 @@ class Pair(BasePlugin):
             shares_weights=False,
             grammars=of_engine.grammars,
             seeds=of_engine.seeds,
+            sampling=of_engine.sampling,
             repeats_truncation=of_trainer.repeats_truncation & of_engine.repeats_truncation,
         )
 

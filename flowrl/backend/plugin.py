@@ -80,6 +80,8 @@ class Capabilities:
         user_environment: True if its environment is the class that `roles.NAME.environment` names.
         seeds: True if sampling response token t depends on `GenerateRequest.seed` and t alone. If
             it does not, a repeated request gives another sample of the same distribution.
+        sampling: The options of `flowrl.specs.Sampling` that change the distribution and that its
+            engine follows; a workflow that asks for another one is refused.
     """
 
     services: frozenset[Service]
@@ -98,6 +100,9 @@ class Capabilities:
     updates: frozenset[str] = frozenset()
     user_environment: bool = False
     seeds: bool = True
+    sampling: frozenset[str] = frozenset(
+        {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

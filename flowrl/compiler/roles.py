@@ -17,10 +17,10 @@ from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
 from flowrl.graph.sample_sets import sampling_node
 from flowrl.ids import RoleName
+from flowrl.passes.settle_truncation import changed_options
 from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
-from flowrl.specs import Grammar
 from flowrl.wording import listing, suggestion
 
 _SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
@@ -233,8 +233,8 @@ def _check_copy(
 def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
     """Yields nodes that ask an engine or a trainer for what its backend does not declare."""
     for node in stage.graph.of_op(Op.GENERATE, Op.SYNC, Op.UPDATE):
-        grammar = node.attr("grammar")
-        kind = grammar.kind if isinstance(grammar, Grammar) else None
+        changed = changed_options(node)
+        kind = changed.pop("grammar", None)
         edge = stage.graph.feeding(node.id, "weights")
         source = None if edge is None else stage.graph.node(edge.src).role
         average = "average" if node.attr("decay") else None
@@ -245,6 +245,7 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
             (node.role, average, "average weights (decay=)", _UPDATES),
             (source, reset, "reset an optimizer", _UPDATES),
             (node.role, summed, "learn from a sum (fl.sum)", _UPDATES),
+            *((node.role, key, f"sample with {key}={changed[key]}", _SAMPLING) for key in changed),
         ):
             if role is None or ability is None:
                 continue
@@ -261,6 +262,7 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
 
 
 _GRAMMARS: Callable[[Capabilities], Collection[str]] = attrgetter("grammars")
+_SAMPLING: Callable[[Capabilities], Collection[str]] = attrgetter("sampling")
 _UPDATES: Callable[[Capabilities], Collection[str]] = attrgetter("updates")
 
 

@@ -134,18 +134,20 @@ class CheckedEngine:
         """Returns the reference of a folder."""
         return reference_of(folder)
 
-    def request(
-        self, number: int, *, response: Sequence[int] = (), attempt: int = 0, **sampling: Any
-    ) -> GenerateRequest:
-        """Returns a request whose prompt, of 4 to 19 tokens, and seed depend on `number` alone."""
+    def request(self, number: int, **sampling: Any) -> GenerateRequest:
+        """Returns a request whose prompt, of 4 to 19 tokens, and seed depend on `number` alone.
+
+        Options of sampling that the engine does not declare are left out.
+        """
         rng = np.random.default_rng(number)
         prompt = rng.integers(16, self.vocab_size, rng.integers(4, 20))
-        options = {"max_tokens": 24, **sampling}
+        kept = {"max_tokens", "temperature"} | self.capabilities.sampling
+        options = {"max_tokens": 24, **{k: v for k, v in sampling.items() if k in kept}}
         return GenerateRequest(
             sample=SampleId(f"0/{number}/0"),
-            attempt=attempt,
+            attempt=0,
             prompt=prompt.astype(np.int64),
-            response=np.asarray(response, np.int64),
+            response=np.zeros(0, np.int64),
             sampling=Sampling(**options),
             seed=1000 + number,
             shares_prompt=f"0/{number}",

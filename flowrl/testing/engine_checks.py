@@ -7,9 +7,11 @@ nothing running; it returns what it found in a few words, or raises `CheckFailed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from flowrl.backend.batch import Floats, Ints
 from flowrl.backend.protocols import Finished, FinishReason, GenerateRequest
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
@@ -37,37 +39,66 @@ def _logprobs(at: CheckedEngine) -> str:
 
 
 def _truncated(at: CheckedEngine) -> str:
-    requests = [at.request(i, top_k=4, top_p=0.9) for i in range(100, 116)]
-    ends = at.finish(requests)
-    worst = at.require_served(
-        requests,
-        ends,
-        at.models.first,
-        "logprobs are to be those before top-k and top-p; with those after it, importance ratios "
-        "are wrong wherever a rollout is truncated",
-    )
-    reference = at.reference(at.models.first)
-    for request in requests:
-        tokens = np.concatenate([request.prompt, ends[request.sample].tokens])
-        logits = reference.logits(tokens)[len(request.prompt) - 1 : -1]
-        chosen = np.take_along_axis(logits.numpy(), ends[request.sample].tokens[:, None], 1)
-        ranks = (logits.numpy() > chosen + at.models.tolerance).sum(1)
-        if len(ranks) and ranks.max() >= 4:
-            raise CheckFailed(
-                f"{request.sample} has a token of rank {int(ranks.max()) + 1} under top_k=4",
-                "the sampling options of the workflow are not those of the rollout",
-            )
-    return f"16 samples, largest difference {worst:.1g}"
+    options = {"top_k": 4, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
+    left_out = [name for name in options if name not in at.capabilities.sampling]
+    reference, worst, number = at.reference(at.models.first), 0.0, 100
+    for name, value in options.items():
+        if name in left_out:
+            continue
+        # Of a penalty the likeliest token is known.
+        greedy = {"temperature": 0.0} if name == "repetition_penalty" else {}
+        requests = [at.request(number + i, **{name: value}, **greedy) for i in range(8)]
+        number += 8
+        ends = at.finish(requests)
+        difference = at.require_served(
+            requests,
+            ends,
+            at.models.first,
+            f"logprobs are to be those before {name}; with those after it, importance ratios are "
+            "wrong wherever a rollout is truncated",
+        )
+        worst = max(worst, difference)
+        for request in requests:
+            end, start = ends[request.sample], len(request.prompt)
+            tokens = np.concatenate([request.prompt, end.tokens])
+            for place, logits in enumerate(reference.logits(tokens)[start - 1 : -1].numpy(), start):
+                if not _is_kept(name, value, logits, tokens[: place + 1], at.models.tolerance):
+                    raise CheckFailed(
+                        f"token {place - start} of {request.sample} is none that {name}={value} "
+                        "keeps",
+                        "the sampling options of the workflow are not those of the rollout",
+                    )
+    found = f"{number - 100} samples, largest difference {worst:.1g}"
+    return found + (f"; not declared: {', '.join(left_out)}" if left_out else "")
+
+
+def _is_kept(name: str, value: float, logits: Floats, tokens: Ints, slack: float) -> bool:
+    """True if an option lets the last token follow the others, up to `slack` in logits."""
+    token = tokens[-1]
+    likelier = logits > logits[token] + slack
+    match name:
+        case "top_k":
+            return bool(likelier.sum() < value)
+        case "top_p":
+            odds = np.exp(logits - logits.max())
+            return bool(odds[likelier].sum() / odds.sum() < value + slack)
+        case "min_p":
+            return bool(logits[token] > logits.max() + np.log(value) - slack)
+    seen = logits.copy()
+    before = np.unique(tokens[:-1])
+    seen[before] = np.where(seen[before] > 0, seen[before] / value, seen[before] * value)
+    return bool(seen[token] > seen.max() - 10 * slack)
 
 
 def _alone(at: CheckedEngine) -> str:
     requests = [at.request(i) for i in range(200, 208)]
     together = at.finish(requests)
-    same = 0
+    same, worst = 0, 0.0
     for request in reversed(requests):
         (alone,) = at.finish([request]).values()
         same += np.array_equal(alone.tokens, together[request.sample].tokens)
-        at.require_served([request], {request.sample: alone}, at.models.first, _BIASED)
+        served = {request.sample: alone}
+        worst = max(worst, at.require_served([request], served, at.models.first, _BIASED))
     exact = at.models.context.dtype == "float32"
     if at.capabilities.seeds and same < (len(requests) if exact else len(requests) // 2):
         raise CheckFailed(
@@ -75,7 +106,10 @@ def _alone(at: CheckedEngine) -> str:
             "batch of 8",
             f"{_UNSEEDED}: seeds must depend on the request alone",
         )
-    return f"{same} of {len(requests)} samples are the same alone and in a batch{_or_not(at)}"
+    return (
+        f"{same} of {len(requests)} samples are the same alone and in a batch"
+        f"{_difference(at, worst)}"
+    )
 
 
 def _greedy(at: CheckedEngine) -> str:
@@ -102,62 +136,58 @@ def _resume(at: CheckedEngine) -> str:
     requests = [at.request(i, min_tokens=16) for i in range(400, 408)]
     whole = at.finish(requests)
     parts = [
-        at.request(number, min_tokens=16, response=whole[r.sample].tokens[:7].tolist(), attempt=1)
-        for number, r in zip(range(400, 408), requests, strict=True)
+        replace(request, response=whole[request.sample].tokens[:7], attempt=1)
+        for request in requests
+        if len(whole[request.sample].tokens) > 7
     ]
     rest = at.finish(parts)
     worst = at.require_served(parts, rest, at.models.first, _BIASED)
     _same_whole(at, parts, whole, rest, "after 7 kept tokens")
-    return f"8 samples continued after 7 tokens, largest difference {worst:.1g}{_or_not(at)}"
+    return f"{len(parts)} samples continued after 7 tokens{_difference(at, worst)}"
 
 
 def _abort(at: CheckedEngine) -> str:
     _require(at.capabilities.abort, "abort")
     requests = [at.request(i, min_tokens=80, max_tokens=90) for i in range(500, 504)]
     whole = at.finish(requests)
-    wanted = [request.sample for request in requests[:2]]
     kept: dict[SampleId, int] = {}
 
     def stop(progress: Mapping[SampleId, int]) -> None:
-        if not kept and all(progress.get(sample, 0) > 0 for sample in wanted):
-            kept.update({sample: progress[sample] for sample in wanted})
-            at.engine.abort([*wanted, SampleId("9/9/9")])
-            at.engine.abort(wanted)
+        begun = [sample for sample, num_tokens in progress.items() if num_tokens > 0]
+        if not kept and len(begun) > 1:
+            kept.update({sample: progress[sample] for sample in begun[:2]})
+            at.engine.abort([*kept, SampleId("9/9/9")])
+            at.engine.abort([*kept])
 
     ends = at.finish(requests, during=stop)
     if not kept:
         raise CheckFailed(
-            "no poll reported that the first requests had tokens before they ended",
+            "no poll reported that two requests had tokens before they ended",
             "the scheduler cannot see which samples lag behind",
         )
-    for sample in wanted:
+    for sample, num_tokens in kept.items():
         end = ends[sample]
-        if end.reason is not FinishReason.ABORT or len(end.tokens) < kept[sample]:
+        if end.reason is not FinishReason.ABORT or len(end.tokens) < num_tokens:
             raise CheckFailed(
                 f"{sample} ended with {end.reason.value} and {len(end.tokens)} tokens; abort and "
-                f"at least the {kept[sample]} reported ones were expected",
+                f"at least the {num_tokens} reported ones were expected",
                 "generated tokens are lost whenever weights are published or a batch is full",
             )
-    if any(ends[r.sample].reason is FinishReason.ABORT for r in requests[2:]):
+    if any(e.reason is FinishReason.ABORT for e in ends.values() if e.sample not in kept):
         raise CheckFailed("a request ended that nobody aborted", "samples start again for nothing")
     worst = at.require_served(requests, ends, at.models.first, _BIASED)
-    kept_most = f"2 of 4 aborted with {min(kept.values())} tokens or more"
+    found = f"2 of 4 aborted with {min(kept.values())} tokens or more"
     if not at.capabilities.resume:
-        return f"{kept_most}, largest difference {worst:.1g}"
+        return f"{found}, largest difference {worst:.1g}"
     parts = [
-        at.request(
-            500 + i,
-            min_tokens=80,
-            max_tokens=90,
-            response=ends[sample].tokens.tolist(),
-            attempt=1,
-        )
-        for i, sample in enumerate(wanted)
+        replace(request, response=ends[request.sample].tokens, attempt=1)
+        for request in requests
+        if request.sample in kept
     ]
     rest = at.finish(parts)
     worst = max(worst, at.require_served(parts, rest, at.models.first, _BIASED))
     _same_whole(at, parts, whole, rest, "after an abort")
-    return f"{kept_most}, and continued, largest difference {worst:.1g}{_or_not(at)}"
+    return f"{found}, and continued{_difference(at, worst)}"
 
 
 def _stops(at: CheckedEngine) -> str:
@@ -174,6 +204,10 @@ def _stops(at: CheckedEngine) -> str:
                 "the response is to end with its stop token and contain no other: the end of a "
                 "response is not learned otherwise",
             )
+    stopped = sum(end.reason is FinishReason.STOP for end in ends.values())
+    found = f"{stopped} of 32 samples ended with a stop token"
+    if "min_tokens" not in at.capabilities.sampling:
+        return f"{found}; not declared: min_tokens"
     held = [at.request(i, min_tokens=40, max_tokens=60) for i in range(632, 640)]
     for end in at.finish(held).values():
         if np.isin(end.tokens[:40], stops).any():
@@ -181,8 +215,7 @@ def _stops(at: CheckedEngine) -> str:
                 f"{end.sample} has a stop token before token 40 under min_tokens=40",
                 "the sampling options of the workflow are not those of the rollout",
             )
-    stopped = sum(end.reason is FinishReason.STOP for end in ends.values())
-    return f"{stopped} of 32 samples ended with a stop token"
+    return found
 
 
 def _published(at: CheckedEngine) -> str:
@@ -218,7 +251,7 @@ def _published_in_flight(at: CheckedEngine) -> str:
     published: dict[SampleId, int] = {}
 
     def publish(progress: Mapping[SampleId, int]) -> None:
-        if not published and len(progress) == len(requests) and min(progress.values()) > 0:
+        if not published and len(progress) > 1 and min(progress.values()) > 0:
             published.update(progress)
             at.load(SECOND, at.models.second)
 
@@ -226,7 +259,7 @@ def _published_in_flight(at: CheckedEngine) -> str:
         ends = at.finish(requests, during=publish)
         if not published:
             raise CheckFailed(
-                "no poll reported that all requests had tokens before they ended",
+                "no poll reported that two requests had tokens before they ended",
                 "the scheduler cannot see which samples lag behind",
             )
         worst = max(_across(at, request, ends[request.sample]) for request in requests)
@@ -291,7 +324,7 @@ def _sleep(at: CheckedEngine) -> str:
         requests, after, at.models.first, "the weights are not those from before the sleep"
     )
     _same_whole(at, requests, before, after, "after sleep and wake")
-    return f"4 samples before and after, largest difference {worst:.1g}{_or_not(at)}"
+    return f"4 samples before and after{_difference(at, worst)}"
 
 
 def _bad_requests(at: CheckedEngine) -> str:
@@ -360,8 +393,9 @@ def _same_whole(
             )
 
 
-def _or_not(at: CheckedEngine) -> str:
-    return "" if at.capabilities.seeds else "; seeds=False: logprobs were compared, not tokens"
+def _difference(at: CheckedEngine, worst: float) -> str:
+    compared = "" if at.capabilities.seeds else "; seeds=False: logprobs were compared, not tokens"
+    return f", largest difference {worst:.1g}{compared}"
 
 
 ENGINE_CHECKS: dict[str, Callable[[CheckedEngine], str]] = {

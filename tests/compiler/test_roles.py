@@ -344,6 +344,15 @@ def test_a_grammar_needs_a_backend_that_holds_it(monkeypatch):
     assert error.expected == "roles.actor.backend that declares regex: none is installed"
 
 
+def test_an_option_that_the_engine_does_not_follow_is_refused(monkeypatch):
+    settings = config()
+    settings["train"] |= {"truncated": "ignore", "sampling": {"top_k": 8, "min_tokens": 2}}
+    torch_with(monkeypatch, sampling=frozenset({"top_k"}))
+    error = refused(programs.grpo, settings)
+    assert "actor.generate asks actor to sample with min_tokens=2, which backend" in error.what
+    assert error.found == "it can top_k"
+
+
 @pytest.mark.parametrize(
     ("options", "role", "what"),
     [

@@ -114,11 +114,17 @@ class PlainEngine:
         position = len(request.response) + len(running.tokens)
         logits = logits / (sampling.temperature or 1.0)
         left = logits.clone()
-        if position < sampling.min_tokens:
+        if sampling.repetition_penalty != 1:
+            seen = np.unique([*request.prompt, *request.response, *running.tokens])
+            one = sampling.repetition_penalty
+            left[seen] = torch.where(left[seen] > 0, left[seen] / one, left[seen] * one)
+        if position < sampling.min_tokens and self._fault != "follows top-k alone":
             left[list(self._context.stop_token_ids)] = -torch.inf
         if sampling.top_k:
             left[left < left.topk(sampling.top_k).values[-1]] = -torch.inf
-        if sampling.top_p < 1:
+        if sampling.min_p:
+            left[left < left.max() + np.log(sampling.min_p)] = -torch.inf
+        if sampling.top_p < 1 and self._fault != "follows top-k alone":
             ordered, places = left.softmax(-1).sort(descending=True)
             left[places[ordered.cumsum(-1) - ordered >= sampling.top_p]] = -torch.inf
         seed = (request.seed, position)

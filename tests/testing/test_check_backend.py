@@ -274,3 +274,23 @@ def test_logprobs_of_an_engine_without_seeds_are_compared_in_place_of_its_tokens
     assert found.endswith("seeds=False: logprobs were compared, not tokens")
     with pytest.raises(CheckFailed, match="differ by up to"):
         run_check(name, "logprobs of its own", models, seeds=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("truncated sampling", r"is none that top_p=0\.9 keeps"),
+        ("stop tokens", "has a stop token before token 40 under min_tokens=40"),
+    ],
+)
+def test_options_of_sampling_are_checked_where_they_are_declared(
+    models: Models, name: str, found: str
+):
+    with pytest.raises(CheckFailed, match=found):
+        run_check(name, "follows top-k alone", models)
+    run_check(name, "follows top-k alone", models, sampling=frozenset({"top_k"}))
+
+
+@pytest.mark.parametrize("name", ["resume", "abort", "publication", "publication in flight"])
+def test_an_engine_that_cannot_forbid_stop_tokens_passes(models: Models, name: str):
+    run_check(name, "follows top-k alone", models, sampling=frozenset({"top_k"}))
