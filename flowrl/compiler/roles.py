@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
-from operator import attrgetter
 
 from flowrl.backend.plugin import Capabilities, Head, Service
 from flowrl.backend.registry import available, check_options
@@ -241,15 +239,15 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
         reset = "reset" if node.attr("reset_optimizer") else None
         summed = "sum" if node.attr("sum") else None
         for role, ability, what, declared in (
-            (node.role, kind, f"hold its tokens to a grammar ({kind})", _GRAMMARS),
-            (node.role, average, "average weights (decay=)", _UPDATES),
-            (source, reset, "reset an optimizer", _UPDATES),
-            (node.role, summed, "learn from a sum (fl.sum)", _UPDATES),
-            *((node.role, key, f"sample with {key}={changed[key]}", _SAMPLING) for key in changed),
+            (node.role, kind, f"hold its tokens to a grammar ({kind})", "grammars"),
+            (node.role, average, "average weights (decay=)", "updates"),
+            (source, reset, "reset an optimizer", "updates"),
+            (node.role, summed, "learn from a sum (fl.sum)", "updates"),
+            *((node.role, key, f"sample with {key}={changed[key]}", "sampling") for key in changed),
         ):
             if role is None or ability is None:
                 continue
-            known = declared(role_backends.plugin(role).capabilities)
+            known = getattr(role_backends.plugin(role).capabilities, declared)
             if ability not in known:
                 yield node_error(
                     node,
@@ -257,21 +255,8 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
                     f"{role_backends.roles[role].plugin!r} cannot",
                     found=f"it can {', '.join(sorted(known)) or 'do no such thing'}",
                     expected=f"roles.{role}.backend that declares {ability}: "
-                    + _backends(partial(_can, ability, declared)),
+                    + _backends(lambda c, a=ability, of=declared: a in getattr(c, of)),  # type: ignore[misc]
                 )
-
-
-_GRAMMARS: Callable[[Capabilities], Collection[str]] = attrgetter("grammars")
-_SAMPLING: Callable[[Capabilities], Collection[str]] = attrgetter("sampling")
-_UPDATES: Callable[[Capabilities], Collection[str]] = attrgetter("updates")
-
-
-def _can(
-    ability: str,
-    declared: Callable[[Capabilities], Collection[str]],
-    capabilities: Capabilities,
-) -> bool:
-    return ability in declared(capabilities)
 
 
 def _meetings(

@@ -17,11 +17,11 @@ from flowrl.compiler.roles import check_roles
 from flowrl.compiler.sizes import check_sizes
 from flowrl.compiler.warnings import warn
 from flowrl.config.load import LoadedConfig
-from flowrl.config.schema import RunConfig, StageConfig
+from flowrl.config.schema import RunConfig
 from flowrl.cost.source import Cost
 from flowrl.errors import ConfigError, PlanError, combine
 from flowrl.graph import Graph
-from flowrl.passes import Context, RoleCost, annotate_cost
+from flowrl.passes import RoleCost, annotate_cost
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
 from flowrl.plan.host import plan_sizes
 from flowrl.plan.names import device_names
@@ -32,24 +32,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledStage:
-    """A stage, ready to be executed.
+class CompiledStage(LoweredStage):
+    """A stage, ready to be executed; its graph has the cost of each node.
 
     Attributes:
-        traced: The graph of the program.
-        context: The settings that it is lowered with.
-        graph: The lowered graph, with the cost of each node.
         plan: Where and how it runs.
         placed: The lowered graph, with the placement of each node.
         local: What a plan for one device leaves open; None for a plan over many devices.
     """
 
-    name: str
-    config: StageConfig
-    workflow: Workflow
-    traced: Graph
-    context: Context
-    graph: Graph
     plan: PlacementPlan
     placed: Graph
     local: LocalOptions | None = None
@@ -122,20 +113,14 @@ def pool_of(cluster: str) -> ResourcePool:
 def ask_last_stage(loaded: LoadedConfig) -> tuple[Graph, PlanRequest]:
     """Returns the last stage's lowered graph and its request for a plan for other machines.
 
-    Raises:
-        ConfigError, TraceError, GraphError, PlanError, BackendError: as `compile_stages` does, but
-            for the fit on devices.
+    It raises what `compile_stages` does, but for the fit on devices.
     """
     stages, requests = _asked(loaded, None, here=False)
     return stages[-1].graph, requests[-1]
 
 
 def trace_stages(loaded: LoadedConfig) -> dict[str, Graph]:
-    """Returns the traced graph of every stage, checked as for other machines; plans nothing.
-
-    Raises:
-        ConfigError, TraceError, GraphError, BackendError: as `compile_stages` does.
-    """
+    """Returns the traced graph of every stage, checked as for other machines; plans nothing."""
     stages, _ = _asked(loaded, None, here=False)
     return {stage.name: stage.traced for stage in stages}
 
@@ -187,9 +172,7 @@ def _by_plan(
     return tuple(compiled)
 
 
-def of_no_stage(
-    plan: PlacementPlan, stages: Sequence[CompiledStage | LoweredStage], *, where: str
-) -> ConfigError:
+def of_no_stage(plan: PlacementPlan, stages: Sequence[LoweredStage], *, where: str) -> ConfigError:
     """Returns the error of a plan whose graph no stage of the run has."""
     graphs = [repr(name) for name in dict.fromkeys(stage.graph.name for stage in stages)]
     are = "the stage" if len(graphs) == 1 else "one of the stages"
@@ -245,16 +228,9 @@ def _with_plan(stage: LoweredStage, request: PlanRequest, plan: PlacementPlan) -
             costs[placement.role] = RoleCost(shape=shape, work=work)
     context = replace(stage.context, costs=costs)
     graph = annotate_cost(stage.graph, context)
-    return CompiledStage(
-        name=stage.name,
-        config=stage.config,
-        workflow=stage.workflow,
-        traced=stage.traced,
-        context=context,
-        graph=graph,
-        plan=plan,
-        placed=place(graph, plan),
-    )
+    lowered = {field.name: getattr(stage, field.name) for field in fields(stage)}
+    changed = {**lowered, "context": context, "graph": graph}
+    return CompiledStage(**changed, plan=plan, placed=place(graph, plan))
 
 
 def require_here(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
