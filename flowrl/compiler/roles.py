@@ -12,7 +12,6 @@ from flowrl.compiler.role_backends import RoleBackends
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
-from flowrl.graph.ir import node_error
 from flowrl.graph.sample_sets import sampling_node
 from flowrl.ids import RoleName
 from flowrl.passes.settle_truncation import changed_options
@@ -249,8 +248,7 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
                 continue
             known = getattr(role_backends.plugin(role).capabilities, declared)
             if ability not in known:
-                yield node_error(
-                    node,
+                yield node.error(
                     f"{node.id} asks {role} to {what}, which backend "
                     f"{role_backends.roles[role].plugin!r} cannot",
                     found=f"it can {', '.join(sorted(known)) or 'do no such thing'}",
@@ -294,8 +292,7 @@ def _same_vocabulary(
     if mine.agrees_with(theirs):
         return
     what = "prompts" if node.op is Op.GENERATE else "samples"
-    yield node_error(
-        node,
+    yield node.error(
         f"{node.id} reads {what} that {how}, but a token id does not mean the same to "
         f"{role} and {other}",
         found=f"{mine.size} tokens ({mine.origin}) and {theirs.size} tokens ({theirs.origin})",
@@ -317,8 +314,7 @@ def _same_model(graph: Graph, sync: Node, role_backends: RoleBackends) -> Iterat
         ", ".join(f"{name}={getattr(shape, name)}" for name in differing)
         for shape in (mine, theirs)
     ]
-    yield node_error(
-        sync,
+    yield sync.error(
         f"{sync.role} takes over the weights of {source}, but the two models differ",
         found=f"{sync.role}: {said[0]} ({role_backends.origin(sync.role)}); "
         f"{source}: {said[1]} ({role_backends.origin(source)})",

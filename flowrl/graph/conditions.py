@@ -17,7 +17,6 @@ from flowrl.graph.ir import (
     Op,
     Unit,
     called,
-    node_error,
     per,
 )
 from flowrl.graph.needs import ADVANTAGE_NEEDS, check_needs
@@ -56,8 +55,7 @@ def _check_replicas(node: Node) -> Iterator[GraphError]:
         even = each == -(-samples // replicas)
     if replicas > 0 and not even:
         low = samples // replicas * replicas
-        yield node_error(
-            node,
+        yield node.error(
             f"{samples} samples of {node.id} do not divide among {replicas} replicas",
             found=f"{each} for each",
             expected=f"{low} or {low + replicas} samples a step, or a number of replicas that "
@@ -72,12 +70,11 @@ def _check_replicas(node: Node) -> Iterator[GraphError]:
 def _check_generate(graph: Graph, node: Node) -> Iterator[GraphError]:
     if node.region is None:
         if "prompts" not in node.inputs:
-            yield node_error(node, f"{node.id} needs 'prompts', but nothing feeds it")
+            yield node.error(f"{node.id} needs 'prompts', but nothing feeds it")
         if "observation" in node.inputs:
-            yield node_error(node, f"{node.id} reads an observation, but is in no region")
+            yield node.error(f"{node.id} reads an observation, but is in no region")
     elif "observation" not in node.inputs or "prompts" in node.inputs:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} is in region '{node.region}', where it answers observations",
             found=", ".join(node.inputs) or "no arguments",
             expected="observation",
@@ -88,14 +85,12 @@ def _check_interact(graph: Graph, node: Node) -> Iterator[GraphError]:
     policies = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
     turns = [name for name in node.inputs if name.partition("_")[0] == "turns"]
     if node.region is None or not policies or len(turns) != len(policies):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} needs the turns of each policy that is in its region",
             found=", ".join(policy.id for policy in policies) or "no policy",
         )
     elif len({policy.attr("n") for policy in policies}) > 1:
-        yield node_error(
-            node,
+        yield node.error(
             f"the policies of {node.id} act in the same episodes",
             found=", ".join(f"{policy.id}: n={policy.attr('n')}" for policy in policies),
             expected="one number of episodes for each prompt",
@@ -103,8 +98,7 @@ def _check_interact(graph: Graph, node: Node) -> Iterator[GraphError]:
     readers = [e.dst for e in graph.edges if e.src == node.id and not graph.is_inner(e)]
     for reader in map(graph.node, readers) if len(policies) > 1 else ():
         if not isinstance(reader.attr("spec"), Turns):
-            yield node_error(
-                reader,
+            yield reader.error(
                 f"{reader.id} reads the turns of several policies at once",
                 found=", ".join(policy.id for policy in policies),
                 hint="use the turns of one of them: (pro, pro_scores), (con, con_scores) = "
@@ -119,8 +113,7 @@ def _check_select(graph: Graph, node: Node) -> Iterator[GraphError]:
         return
     policies = graph.generators_of(graph.node(edge.src))
     if graph.node(edge.src).op is not Op.INTERACT or len(policies) != spec.of:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} takes turn {spec.policy} of {spec.of} policies of '{edge.src}'",
             found=", ".join(policy.id for policy in policies) or "no policy",
             expected=f"an episode of {spec.of} policies",
@@ -139,16 +132,14 @@ def _check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
     # Logprobs of a greedy rollout are those at temperature 1.
     temperatures = {s.temperature or 1.0 for _, s in drawn}
     if len(temperatures) > 1:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} joins samples of several temperatures, and a model reads a set at one",
             found=", ".join(f"{g.id} at {s.temperature:g}" for g, s in drawn),
             hint="generate them at one temperature, or update with each set by itself",
         )
     for generate, sampling in drawn:
         if sampling.logprobs == "sampler":
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} joins the samples of {generate.id}, whose logprobs repeat the "
                 "truncation of its sampling, with others",
                 hint="generate without top_p, top_k, min_p and penalties, or set "
@@ -162,11 +153,10 @@ def _check_concat(graph: Graph, node: Node) -> Iterator[GraphError]:
     edges = sample_edges(graph, node)
     sampled = [edge for edge in edges if ROLLOUT_LOGPROBS.name in edge.fields]
     if not edges:
-        yield node_error(node, f"{node.id} joins no sets", expected="one or more")
+        yield node.error(f"{node.id} joins no sets", expected="one or more")
     if node.attr("missing_logprob") is not None and len(sampled) in (0, len(edges)):
         which = "every" if sampled else "no"
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets missing_logprob=, and {which} set has the logprobs of its tokens",
             hint="leave missing_logprob out",
         )
@@ -175,15 +165,13 @@ def _check_concat(graph: Graph, node: Node) -> Iterator[GraphError]:
 def _check_where(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that prompts of the data are split, or samples."""
     if ("prompts" in node.inputs) == ("rollout" in node.inputs):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} splits prompts or samples, one of the two",
             found=", ".join(node.inputs) or "no arguments",
         )
     edge = graph.feeding(node.id, "prompts")
     if edge is not None and graph.node(edge.src).op is Op.PROMPTS_OF:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} splits prompts that are made of samples ('{edge.src}')",
             expected="prompts of the data",
             hint="split the samples before: fl.prompts_of(fl.where(rollout, row=...), ...)",
@@ -200,8 +188,7 @@ def _check_nested_where(graph: Graph, node: Node) -> Iterator[GraphError]:
         before = graph.node(edge.src)
         spec = before.attr("spec")
         if isinstance(spec, RowCondition) and spec.field == own.field and spec.excludes(own):
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} keeps no row: it splits rows with {spec.described} "
                 f"({before.source or before.id}) by {own.described}",
                 expected="a condition that some of these rows meet",
@@ -214,31 +201,27 @@ def _check_replay(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that new samples of one rollout of the data are held."""
     before = replay_before(graph, node)
     if before is not None:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} holds what {before.id} returns, which is held already",
             expected="samples of this step",
             hint="pass the rollout, or what a filter or a selection of it returned",
         )
     if len(samplers := sampling_nodes(graph, node)) > 1:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} holds samples of several sets",
             found=", ".join("data" if each is None else each.id for each in samplers),
             hint="hold those of each rollout by themselves",
         )
     regions = {each.region for each in samplers if each is not None and each.region is not None}
     if any(len([g for g in graph.of_op(Op.GENERATE) if g.region == one]) > 1 for one in regions):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} holds turns of an episode in which several policies take turns",
             expected="responses, or episodes of one policy",
             hint="update on these turns in the step that generates them",
         )
     source = graph.feeding(node.id, "rollout")
     if source is not None and parents_of(graph, graph.node(source.src)) is not None:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} holds samples that answer prompts made of other samples",
             expected="samples that answer prompts of the data, which a resumed run reads again",
             hint="hold the samples of actor.generate(prompts)",
@@ -252,28 +235,24 @@ def _check_score(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that rules score new samples, and a model samples, tokens or steps."""
     replay = replay_before(graph, node)
     if replay is not None and node.attr("by") != "model":
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} scores the samples of {replay.id} by rules once more",
             expected="the scores that they had when they were sampled",
             hint="use those: old, old_scores = fl.replay(rollout, scores, ...)",
         )
     per_part, separator = node.attr("per"), node.attr("separator")
     if per_part is not None and node.attr("by") != "model":
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} scores whole responses by rules, and cannot score each {per_part}",
             hint="make it an fl.RewardModel, or a map that gives token_reward",
         )
     if per_part not in (None, "token", "step"):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} cannot score each {per_part}",
             expected='per="token", per="step" with a separator, or neither',
         )
     if (per_part == "step") != bool(separator):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} scores {f'each {per_part}' if per_part else 'whole responses'}",
             found=f"separator={separator!r}",
             expected='a separator with per="step", and only then',
@@ -306,8 +285,7 @@ def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
     if asked.role != sampler.role or update is not None:
         after = "" if update is None else f" after {update.src}"
         before = "" if update is None else " before it"
-        yield node_error(
-            node,
+        yield node.error(
             f"'policy' of the advantage are logprobs of {asked.role or asked.id}{after}, but "
             f"{sampler.role} sampled them{before}",
             hint=f"pass policy={sampler.role}.logprobs(rollout), read before any update",
@@ -330,15 +308,15 @@ def _check_map(graph: Graph, node: Node) -> Iterator[GraphError]:
         if place < len(having):
             read.add((having[place].argument, field))
         else:
-            yield node_error(node, f"map {called(spec)} reads '{key}', which nothing feeds")
+            yield node.error(f"map {called(spec)} reads '{key}', which nothing feeds")
     if isinstance(spec, Parse) and spec.otherwise is None:
         yield from _check_parsed(graph, node)
     for edge in edges:
         yield from _check_units(graph, node, edge)
         for name in edge.fields:
             if (edge.argument, name) not in read:
-                yield node_error(
-                    node, f"map {called(spec)} does not read '{name}' of its '{edge.argument}'"
+                yield node.error(
+                    f"map {called(spec)} does not read '{name}' of its '{edge.argument}'"
                 )
 
 
@@ -347,8 +325,7 @@ def _check_parsed(graph: Graph, node: Node) -> Iterator[GraphError]:
     for reader in graph.nodes:
         edges = [e for e in graph.in_edges(reader.id) if e.src == node.id]
         if edges and not isinstance(reader.attr("spec"), Parsed):
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} gives no score where it finds no number, and {reader.id} needs one of "
                 "each sample",
                 hint="give the map a number as otherwise=, or select with fl.select.parsed",
@@ -359,9 +336,7 @@ def _check_log(graph: Graph, node: Node) -> Iterator[GraphError]:
     for edge in graph.in_edges(node.id):
         yield from _check_units(graph, node, edge)
         if len(edge.fields) != 1:
-            yield node_error(
-                node, f"{node.id} writes one field", found=", ".join(edge.fields) or "none"
-            )
+            yield node.error(f"{node.id} writes one field", found=", ".join(edge.fields) or "none")
 
 
 def _check_units(graph: Graph, node: Node, edge: Edge) -> Iterator[GraphError]:
@@ -369,8 +344,7 @@ def _check_units(graph: Graph, node: Node, edge: Edge) -> Iterator[GraphError]:
     for name in edge.fields:
         field = graph.node(edge.src).output(name)
         if field is not None and field.unit not in (Unit.SAMPLES, Unit.TOKENS):
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} cannot compute with '{name}' of {edge.src}, one {per(field)}",
                 expected="fields per sample or per token",
             )

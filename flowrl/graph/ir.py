@@ -163,6 +163,11 @@ class Node:
         """Returns the node without these attributes."""
         return replace(self, attrs=tuple(item for item in self.attrs if item[0] not in names))
 
+    def error(self, what: str, **more: str | None) -> GraphError:
+        """Returns an error at the line that made the node."""
+        where = str(self.source) if self.source is not None else f"node {self.id}"
+        return GraphError(what, where=where, **more)
+
     def output(self, name: str) -> Field | None:
         """Returns the output field of that name; of a node that gives samples, held ones too."""
         found = next((field for field in self.outputs if field.name == name), None)
@@ -343,15 +348,6 @@ def sums_of(graph: Graph) -> dict[str, tuple[Node, ...]]:
         if (name := node.attr("sum")) is not None:
             found[str(name)] = (*found.get(str(name), ()), node)
     return found
-
-
-# Wording of errors about a node.
-
-
-def node_error(node: Node, what: str, **more: str | None) -> GraphError:
-    """Returns an error at the line that made the node."""
-    where = str(node.source) if node.source is not None else f"node {node.id}"
-    return GraphError(what, where=where, **more)
 
 
 def per(field: Field) -> str:

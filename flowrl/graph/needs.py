@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Field, Graph, Node, node_error, per
+from flowrl.graph.ir import Field, Graph, Node, per
 from flowrl.graph.signatures import (
     PART,
     PREFERRED,
@@ -99,19 +99,18 @@ def check_needs(
         need = table.get(name)
         if need is None:
             what = f"{reader} needs '{name}', which no operation gives"
-            yield node_error(node, what, expected=", ".join(table))
+            yield node.error(what, expected=", ".join(table))
             continue
         edges = [e for a in need.arguments if (e := graph.feeding(node.id, a)) is not None]
         if not edges and not need.inserted and not used & set(need.arguments):
             wanted = " or ".join(f"'{argument}'" for argument in need.arguments)
             purpose = "" if name in need.arguments else f" for its {name}"
-            yield node_error(node, f"{reader} needs {wanted}{purpose}", hint=need.hint)
+            yield node.error(f"{reader} needs {wanted}{purpose}", hint=need.hint)
         used.update(need.arguments)
         missing = [(f, e) for e in edges for f in need.fields if f.name not in e.fields]
         for field, edge in missing[:1]:
             gives = ", ".join(edge.fields)
-            yield node_error(
-                node,
+            yield node.error(
                 f"{reader} needs '{field.name}' {per(field)}, but '{edge.src}' gives {gives}",
                 hint=need.hint,
             )
@@ -121,4 +120,4 @@ def check_needs(
     for argument in node.inputs:
         if argument in optional and argument not in used:
             hint = f"leave {argument} out, or use one that reads it"
-            yield node_error(node, f"{reader} does not use its {argument}", hint=hint)
+            yield node.error(f"{reader} does not use its {argument}", hint=hint)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit, node_error
+from flowrl.graph.ir import Edge, Graph, Level, Node, Op, Unit
 from flowrl.ids import NodeId
 from flowrl.specs.filters import Threshold, Turns
 from flowrl.specs.prompts import PromptTemplate
@@ -122,8 +122,7 @@ def check_sample_sets(graph: Graph) -> Iterator[GraphError]:
             elif node.op is Op.MAP and _are_side_by_side(graph, first, other):
                 yield from _check_counterpart(graph, node, edge, first, other)
             else:
-                yield node_error(
-                    node,
+                yield node.error(
                     f"{node.id} gets '{edges[0].argument}' for the samples of '{first.id}', "
                     f"but '{edge.argument}' for the samples of '{other.id}'",
                     hint=_SEVERAL_SETS if node.op is Op.MAP else _ONE_SET,
@@ -202,8 +201,7 @@ def _check_baseline(
     elif size not in (1, None):
         wrong = f"needs one baseline a prompt, but '{baseline.src}' has {size} ('{lone.id}')"
     if wrong is not None:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} {wrong}",
             expected="one score for each prompt, of a rollout of its own",
             hint="pass baseline=verifier.score(actor.generate(prompts, n=1, temperature=0))",
@@ -222,14 +220,12 @@ def _check_pair(graph: Graph, node: Node, preferred: Node, other: Node) -> Itera
     if line:
         yield from _check_revisions(node, line)
     elif preferred == other:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets '{preferred.id}' as its preferred samples and as the others",
             hint="pairs of one rollout are fl.select.best_and_worst(rollout, scores)",
         )
     elif None in prompts or prompts[0] != prompts[1]:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} compares samples of the same prompts, but '{preferred.id}' and "
             f"'{other.id}' answer others",
             found=" and ".join(str(name or "data of its own") for name in prompts),
@@ -237,8 +233,7 @@ def _check_pair(graph: Graph, node: Node, preferred: Node, other: Node) -> Itera
             "of these prompts are fl.Examples.of(prompts)",
         )
     elif len(whole) == 2 and 1 not in whole and whole[0] != whole[1]:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} pairs sample k of a prompt with sample k of the other set, but these have "
             f"{whole[0]} and {whole[1]} samples a prompt",
             expected="as many of both, or one of either, which is paired with each of the other",
@@ -251,8 +246,7 @@ def _check_revisions(node: Node, line: tuple[Node, ...]) -> Iterator[GraphError]
     for prompts in line:
         spec = prompts.attr("spec")
         if not isinstance(spec, PromptTemplate):
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} compares a response with its continuation from a cut "
                 f"({prompts.source or prompts.id})",
                 expected="responses to one prompt, of which neither is the beginning of the other",
@@ -260,8 +254,7 @@ def _check_revisions(node: Node, line: tuple[Node, ...]) -> Iterator[GraphError]
                 "fl.select.best_and_worst(branches, scores)",
             )
         elif not spec.begins_with_prompt:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} takes responses as answers to a prompt that they were not shown "
                 f"({prompts.source or prompts.id})",
                 expected="a template that begins with {prompt}",
@@ -284,16 +277,14 @@ def _check_part(graph: Graph, node: Node, edge: Edge, made: dict[str, str]) -> I
     if samples is None:
         return  # the signature reports it
     if name != "rollout" and made[samples.src] != made[edge.src]:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} joins the samples of '{made[samples.src]}' with {name} of the samples of "
             f"'{made[edge.src]}'",
             hint="put the values of each set next to it: fl.concat((a, a_scores), (b, b_scores))",
         )
     before = [e for e in sample_edges(graph, node) if e.argument != edge.argument]
     if name == "rollout" and any(made[e.src] == made[edge.src] for e in before):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets the samples of '{made[edge.src]}' twice",
             hint="join sets of different samples, and pass each once",
         )
@@ -323,8 +314,7 @@ def _check_counterpart(
     for name in edge.fields:
         field = source.output(name)
         if field is not None and field.unit is Unit.TOKENS:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} reads '{name}' per token, of other samples ('{other.id}') than its "
                 f"first argument ('{first.id}')",
                 expected="numbers of samples, where two rollouts are compared",

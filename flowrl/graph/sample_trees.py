@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import DType, Edge, Graph, Node, Op, Unit, node_error
+from flowrl.graph.ir import DType, Edge, Graph, Node, Op, Unit
 from flowrl.graph.sample_sets import SUBSETS, answered_prompts, origin_of, parents_of, sample_sets
 from flowrl.graph.signatures import prompt_fields
 from flowrl.graph.streaming import streaming_nodes
@@ -83,8 +83,7 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
     if origin.op is not Op.GENERATE or origin.region is not None:
         what = "episodes" if origin.op is Op.INTERACT else "samples of the data"
         what = "earlier samples" if origin.op is Op.REPLAY else what
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} makes prompts of {what} ('{origin.id}')",
             expected="the samples of a policy's generate",
             hint="make them of what actor.generate(prompts) returned",
@@ -94,8 +93,7 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
     streaming = streaming_nodes(graph)
     while maker.op in SUBSETS:
         if maker.id not in streaming:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} makes prompts of what '{maker.id}' keeps, which is known only when "
                 "the whole batch is there",
                 expected="samples of a rollout, or of a filter that reads rule scores of it",
@@ -114,12 +112,11 @@ def _check_rule(graph: Graph, node: Node, origin: Node) -> Iterator[GraphError]:
         return  # the signature reports it
     for field in prompt_fields(spec):
         if field.name not in read.fields:
-            yield node_error(node, f"{node.id} needs '{field.name}' to make prompts by {spec}")
+            yield node.error(f"{node.id} needs '{field.name}' to make prompts by {spec}")
     size = origin.attr("n")
     further = getattr(spec, "opponent", None)
     if isinstance(further, int) and isinstance(size, int) and further >= size:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} compares each sample with the one {further} places further in a group of "
             f"{size}",
             expected={1: "two samples or more in a group", 2: "opponent=1"}.get(
@@ -133,8 +130,7 @@ def _check_task(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that an episode's task is a prompt of the data."""
     prompts = graph.feeding(node.id, "prompts")
     if prompts is not None and graph.node(prompts.src).op is Op.PROMPTS_OF:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} plays episodes for prompts that are made of samples ('{prompts.src}')",
             expected="the prompts of the data",
             hint="answer such prompts with actor.generate(...)",
@@ -144,8 +140,7 @@ def _check_task(graph: Graph, node: Node) -> Iterator[GraphError]:
 def _check_parent(graph: Graph, node: Node, children: Node, givers: Node) -> Iterator[GraphError]:
     parents = parents_of(graph, children)
     if parents is None:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} asks for the parents of '{children.id}', which answers the prompts of data",
             expected="samples that answer the prompts of fl.prompts_of",
             hint="pass of= what was generated for fl.prompts_of(...)",
@@ -157,8 +152,7 @@ def _check_parent(graph: Graph, node: Node, children: Node, givers: Node) -> Ite
         at = graph.node(edge.src)
         larger.append(at.id)
     if givers.id not in larger:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets values of '{givers.id}', and the parents of '{children.id}' are "
             f"samples of '{parents.id}'",
             hint=f"pass values of '{parents.id}', of all of them; go from one generation to the "
@@ -169,14 +163,12 @@ def _check_parent(graph: Graph, node: Node, children: Node, givers: Node) -> Ite
 def _check_mean(graph: Graph, node: Node, receivers: Node, givers: Node) -> Iterator[GraphError]:
     parents = parents_of(graph, givers)
     if parents != receivers:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gives values to '{receivers.id}', but '{givers.id}' has other parents",
             found="none" if parents is None else f"'{parents.id}'",
         )
     elif givers.op in SUBSETS:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} needs the values of all children, and '{givers.id}' has only some of them",
             hint="take the mean before the filter or the selection",
         )
@@ -188,16 +180,14 @@ def _check_fields(graph: Graph, node: Node, values: Edge) -> Iterator[GraphError
         if field is None:
             continue  # the verifier reports it
         if field.unit is not Unit.SAMPLES:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} maps '{name}' of {field.unit}, and the tokens of a sample are not "
                 "those of its parent or children",
                 expected="one value a sample, such as scores",
                 hint="make one number a sample of it first, with a function marked @fl.map",
             )
         elif node.op is Op.MEAN_OF_CHILDREN and field.dtype is not DType.FLOAT32:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} takes the mean of '{name}', which is {field.dtype}",
                 expected="float32",
                 hint="let a function marked @fl.map give it as float32",

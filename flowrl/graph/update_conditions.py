@@ -12,7 +12,6 @@ from flowrl.graph.ir import (
     Op,
     called,
     names_of,
-    node_error,
     per,
 )
 from flowrl.graph.needs import LOSS_NEEDS, check_needs
@@ -35,8 +34,7 @@ def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
     given = graph.node(rollout.src)
     loss, kl = node.attr("loss"), node.attr("kl")
     if isinstance(kl, KL) and kl.coefficient != 0 and "reference" not in node.inputs:
-        yield node_error(
-            node,
+        yield node.error(
             f"update(kl={kl.estimator}) needs 'reference' logprobs {per(LOGPROBS)}, "
             f"but 'rollout' gives {names_of(given.outputs)}",
             hint="pass reference=reference.logprobs(rollout), or set kl=0",
@@ -44,8 +42,7 @@ def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
     read_by_loss = isinstance(loss, LossSpec) and "reference_logprobs" in loss.needs
     is_unsaid = loss is None and given.output(PREFERRED.name) is not None  # reported below
     if "reference" in node.inputs and kl is None and not read_by_loss and not is_unsaid:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets reference logprobs, but no KL penalty uses them",
             hint="pass kl=fl.kl.k3(0.001), or leave reference out",
         )
@@ -56,15 +53,13 @@ def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
         and reference is not None
         and graph.node(reference.src).op is not Op.LOGPROBS
     ):
-        yield node_error(
-            node,
+        yield node.error(
             f"update(kl=full) needs the reference's whole distributions, and {reference.src} gives "
             "logprobs of tokens",
             hint="pass reference=reference.logprobs(rollout), or another estimator: kl=fl.kl.k3",
         )
     if "rewards" in node.inputs and "advantages" in node.inputs:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets both rewards and advantages",
             hint="pass advantages=, or rewards= and let the config say which advantage",
         )
@@ -74,8 +69,7 @@ def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
     if isinstance(loss, LossSpec):
         yield from _check_loss(graph, node, loss, given)
     elif given.output(PREFERRED.name) is not None:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} learns from pairs, and no loss says how",
             hint="pass loss=fl.loss.dpo(0.1)",
         )
@@ -88,15 +82,13 @@ def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
                 "fl.concat(..., missing_logprob=0.0), or name a loss that needs none: "
                 "loss=fl.loss.reinforce()"
             )
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} imitates samples, as they have no logprobs of a policy that sampled them, "
             f"and does not use its {unused}",
             hint=hint,
         )
     elif not _is_supervised(given) and not {"rewards", "advantages"} & set(node.inputs):
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} gets nothing to learn from",
             hint=f"pass rewards or advantages: {node.role}.update(rollout, rewards); or imitate "
             "the samples: loss=fl.loss.cross_entropy()",
@@ -116,8 +108,7 @@ def _check_own_model(graph: Graph, node: Node) -> Iterator[GraphError]:
         edge = graph.feeding(node.id, argument)
         source = None if edge is None else graph.node(edge.src)
         if source is not None and source.op is op and source.role != node.role:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} gets '{argument}' of another model: {source.id} is by {source.role}",
                 expected=f"the {call} of {node.role}, as it was before this update",
                 hint=f"pass {argument}={node.role}.{call}(rollout)",
@@ -132,21 +123,20 @@ def _check_lowered_update(graph: Graph, node: Node) -> Iterator[GraphError]:
     loss = node.attr("loss")
     needs = loss.needs if isinstance(loss, LossSpec) else ()
     if "behaviour_logprobs" in needs and node.attr("behaviour_logprobs") is None:
-        yield node_error(node, f"it is not said where {node.id} takes its behaviour logprobs from")
+        yield node.error(f"it is not said where {node.id} takes its behaviour logprobs from")
     old = node.attr("old_logprobs")
     if "old_logprobs" in needs and old is None:
-        yield node_error(node, f"it is not said where {node.id} takes its old logprobs from")
+        yield node.error(f"it is not said where {node.id} takes its old logprobs from")
     if (old == "forward") != ("old" in node.inputs):
-        yield node_error(
-            node,
+        yield node.error(
             f"old_logprobs={old} of {node.id} does not fit its arguments",
             found=", ".join(node.inputs),
             expected="an argument 'old' with old_logprobs=\"forward\", and only then",
         )
     generates = [g for g in graph.of_op(Op.GENERATE) if g.role == node.role]
     if generates and not any(sync.role == node.role for sync in graph.of_op(Op.SYNC)):
-        yield node_error(
-            node, f"weights of {node.id} never reach {generates[0].id}", expected="a sync between"
+        yield node.error(
+            f"weights of {node.id} never reach {generates[0].id}", expected="a sync between"
         )
 
 
@@ -158,8 +148,7 @@ def _check_loss(graph: Graph, node: Node, loss: LossSpec, given: Node) -> Iterat
     yield from check_needs(graph, node, reader, needs, LOSS_NEEDS)
     teaches = {"preferred", "advantages", *loss.extra_fields}
     if given.output(PREFERRED.name) is not None and not teaches & set(loss.needs):
-        yield node_error(
-            node,
+        yield node.error(
             f"{reader} learns both samples of a pair alike, and so the one that is not preferred",
             expected="a loss of pairs, or advantages",
             hint="pass loss=fl.loss.dpo(0.1), or choose samples with fl.select.top",
@@ -176,8 +165,7 @@ def _check_extra(graph: Graph, node: Node, loss: LossSpec) -> Iterator[GraphErro
         fed.append(PART.name)
     for name in loss.extra_fields:
         if name not in fed:
-            yield node_error(
-                node,
+            yield node.error(
                 f"update(loss={called(loss)}) needs the field '{name}' of a map",
                 found=", ".join(fed) or "no extra fields",
                 hint=f"pass extra= what the map that gives '{name}' returned"
@@ -186,8 +174,7 @@ def _check_extra(graph: Graph, node: Node, loss: LossSpec) -> Iterator[GraphErro
             )
     for name in fed:
         if name not in loss.extra_fields:
-            yield node_error(
-                node,
+            yield node.error(
                 f"update(loss={called(loss)}) does not use its extra field '{name}'",
                 expected=", ".join(loss.extra_fields) or "no extra fields",
             )

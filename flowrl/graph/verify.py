@@ -19,7 +19,6 @@ from flowrl.graph.ir import (
     Op,
     called,
     names_of,
-    node_error,
     per,
     sums_of,
 )
@@ -91,11 +90,10 @@ def _check_structure(graph: Graph) -> Iterator[GraphError]:
     by_id: dict[str, Node] = {}
     for node in graph.nodes:
         if node.id in by_id:
-            yield node_error(node, f"two nodes have the id '{node.id}'")
+            yield node.error(f"two nodes have the id '{node.id}'")
         by_id[node.id] = node
         if node.op not in SIGNATURES:
-            yield node_error(
-                node,
+            yield node.error(
                 f"operation '{node.op}' cannot be compiled",
                 expected="one of " + ", ".join(SIGNATURES),
             )
@@ -106,7 +104,7 @@ def _check_structure(graph: Graph) -> Iterator[GraphError]:
         for name in node.inputs:
             if fed.count(name) != 1:
                 many = "nothing feeds" if name not in fed else "several edges feed"
-                yield node_error(node, f"{many} argument '{name}' of {node.id}")
+                yield node.error(f"{many} argument '{name}' of {node.id}")
     if all(edge.src in by_id and edge.dst in by_id for edge in graph.edges):
         yield from _check_order(graph, by_id)
 
@@ -119,10 +117,9 @@ def _check_edge(edge: Edge, by_id: dict[str, Node]) -> Iterator[GraphError]:
         return
     node = by_id[edge.dst]
     if edge.src not in by_id:
-        yield node_error(node, f"{node.id} reads '{edge.src}', which is not a node")
+        yield node.error(f"{node.id} reads '{edge.src}', which is not a node")
     if edge.argument not in node.inputs:
-        yield node_error(
-            node,
+        yield node.error(
             f"an edge feeds argument '{edge.argument}' of {node.id}, which it does not list",
             expected=", ".join(node.inputs) or "no arguments",
         )
@@ -138,12 +135,12 @@ def _check_order(graph: Graph, by_id: dict[str, Node]) -> Iterator[GraphError]:
         sorter.prepare()
     except CycleError as error:
         cycle = error.args[1]
-        yield node_error(by_id[cycle[0]], "the graph has a cycle", found=" -> ".join(cycle))
+        yield by_id[cycle[0]].error("the graph has a cycle", found=" -> ".join(cycle))
         return
     place = {node.id: i for i, node in enumerate(graph.nodes)}
     for edge in ordered:
         if place[edge.src] > place[edge.dst]:
-            yield node_error(by_id[edge.dst], f"{edge.dst} comes before {edge.src}, which it reads")
+            yield by_id[edge.dst].error(f"{edge.dst} comes before {edge.src}, which it reads")
 
 
 # A node against its signature.
@@ -151,9 +148,9 @@ def _check_order(graph: Graph, by_id: dict[str, Node]) -> Iterator[GraphError]:
 
 def _check_node(graph: Graph, node: Node, signature: Signature) -> Iterator[GraphError]:
     if signature.has_role and node.role is None:
-        yield node_error(node, f"{node.id} needs a role to perform it")
+        yield node.error(f"{node.id} needs a role to perform it")
     if not signature.has_role and node.role is not None:
-        yield node_error(node, f"{node.id} is performed by no role", found=f"role '{node.role}'")
+        yield node.error(f"{node.id} is performed by no role", found=f"role '{node.role}'")
     yield from _check_arguments(graph, node, signature)
     yield from _check_attrs(graph.level, node, signature)
     yield from _check_outputs(graph, node, signature)
@@ -168,8 +165,7 @@ def _check_arguments(graph: Graph, node: Node, signature: Signature) -> Iterator
     known = [a for a in signature.arguments if _known(a, graph.level)]
     for name in node.inputs:
         if not any(a.is_named(name) for a in known):
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} has no argument '{name}' in a {graph.level} graph",
                 expected=", ".join(a.name for a in known) or "no arguments",
             )
@@ -180,41 +176,34 @@ def _check_arguments(graph: Graph, node: Node, signature: Signature) -> Iterator
                 yield from _check_fields(graph, node, argument, edge)
         if not fed and argument.required:
             needs = ", ".join(f.name for f in argument.fields)
-            yield node_error(
-                node, f"{node.id} needs '{argument.name}' ({needs}), but nothing feeds it"
-            )
+            yield node.error(f"{node.id} needs '{argument.name}' ({needs}), but nothing feeds it")
 
 
 def _check_fields(graph: Graph, node: Node, argument: Argument, edge: Edge) -> Iterator[GraphError]:
     source = graph.node(edge.src)
     if edge.carried != argument.carried:
         when = "of the step before" if argument.carried else "of the same step"
-        yield node_error(node, f"argument '{argument.name}' of {node.id} takes a value {when}")
+        yield node.error(f"argument '{argument.name}' of {node.id} takes a value {when}")
     if graph.is_inner(edge) != argument.inner:
         where = "within its region" if argument.inner else "outside its region"
-        yield node_error(node, f"argument '{argument.name}' of {node.id} takes a value of {where}")
+        yield node.error(f"argument '{argument.name}' of {node.id} takes a value of {where}")
     for wanted in argument.fields:
         if wanted.name not in edge.fields:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} needs '{wanted.name}' {per(wanted)} as '{edge.argument}', "
                 f"but '{source.id}' gives {names_of(source.outputs)}",
             )
     for name in edge.fields:
         field, wanted_field = source.output(name), argument.field(name)
         if field is None:
-            yield node_error(
-                node, f"{node.id} reads '{name}' of {source.id}, which does not produce it"
-            )
+            yield node.error(f"{node.id} reads '{name}' of {source.id}, which does not produce it")
         elif wanted_field is None and not argument.any_fields:
-            yield node_error(
-                node,
+            yield node.error(
                 f"argument '{edge.argument}' of {node.id} does not take '{name}'",
                 expected=names_of(argument.fields + argument.optional_fields),
             )
         elif wanted_field is not None and not argument.takes(field):
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} needs '{name}' {per(wanted_field)} ({wanted_field.dtype}), "
                 f"but '{source.id}' gives it {per(field)} ({field.dtype})",
             )
@@ -229,28 +218,24 @@ def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[Gra
     for name, value in node.attrs:
         rule = next((a for a in known if a.name == name), None)
         if rule is None:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} has no attribute '{name}' in a {level} graph",
                 expected=", ".join(a.name for a in known) or "no attributes",
             )
         elif value is None and level is Level.PLACED:
-            yield node_error(
-                node,
+            yield node.error(
                 f"attribute '{name}' of {node.id} is open",
                 expected="a value; a placed graph leaves out what there is none of",
             )
         elif value is not None and not _is_a(value, rule.types):
-            yield node_error(
-                node,
+            yield node.error(
                 f"attribute '{name}' of {node.id} is of the wrong type",
                 found=f"{value} ({type(value).__name__})",
                 expected=" or ".join(t.__name__ for t in rule.types),
             )
         elif isinstance(value, Spec):
             for field, wrong, allowed in wrong_fields(value):
-                yield node_error(
-                    node,
+                yield node.error(
                     f"{name} {called(value)} of {node.id} cannot have this {field}",
                     found=repr(wrong),
                     expected=allowed,
@@ -258,7 +243,7 @@ def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[Gra
     for rule in known:
         filled = rule.filled is not None and _ORDER[level] >= _ORDER[rule.filled]
         if filled and node.attr(rule.name) in (None, ""):
-            yield node_error(node, f"attribute '{rule.name}' of {node.id} is not filled")
+            yield node.error(f"attribute '{rule.name}' of {node.id} is not filled")
 
 
 def _is_a(value: object, types: tuple[type, ...]) -> bool:
@@ -272,8 +257,7 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
     if node.op is Op.SOURCE:
         expected = _SOURCES.get(str(node.attr("data")))
         if expected is None:
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} holds an unknown kind of data",
                 found=str(node.attr("data")),
                 expected=" or ".join(_SOURCES),
@@ -294,12 +278,9 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
             read.append(PART.name)
         for field in node.outputs:
             if field.name not in read:
-                yield node_error(
-                    node, f"{node.id} passes on '{field.name}', which it does not read"
-                )
+                yield node.error(f"{node.id} passes on '{field.name}', which it does not read")
     elif node.outputs != expected:
-        yield node_error(
-            node,
+        yield node.error(
             f"{node.id} does not produce what {_article(node.op)} does",
             found=names_of(node.outputs),
             expected="; ".join(str(field) for field in expected),
@@ -338,8 +319,7 @@ def check_role_models(graph: Graph) -> Iterator[GraphError]:
         known, before = first.setdefault(node.role, (kind, node))
         if known != kind:
             where = f" ({before.source})" if before.source is not None else ""
-            yield node_error(
-                node,
+            yield node.error(
                 f"role '{node.role}' is used for two incompatible models: "
                 f"{node.id} asks for {kind}",
                 found=f"{before.id}{where} asks for {known}",
@@ -389,8 +369,7 @@ def _check_versions(graph: Graph) -> Iterator[GraphError]:
             hint = f"move it before {before.id}"
             if before.op is Op.UPDATE and node.op in FORWARD_PASSES:
                 hint += f", or ask the role that it returns: {role}2 = {role}.update(...)"
-            yield node_error(
-                node,
+            yield node.error(
                 f"{node.id} comes after {before.id}{where} in the same step",
                 expected=_WEIGHTS_OF[node.op],
                 hint=hint,
@@ -420,8 +399,7 @@ def _check_sums(graph: Graph) -> Iterator[GraphError]:
             or len(alike) > 1
             or read & {node.id for node in terms[:-1]}
         ):
-            yield node_error(
-                last,
+            yield last.error(
                 f"the terms of {first.attr('sum')} are not one update: they are consecutive "
                 "updates of one role in the same steps, and only after the last one are there "
                 "new weights",

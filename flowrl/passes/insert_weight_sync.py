@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrl.graph import Edge, Graph, Node, Op
-from flowrl.graph.ir import node_error
 from flowrl.graph.signatures import WEIGHTS
 from flowrl.ids import NodeId, RoleName
 from flowrl.passes.context import Context
@@ -44,8 +43,7 @@ def _refuse_two_origins(graph: Graph, sync: Node) -> None:
     own = next((node for node in graph.of_op(Op.UPDATE) if node.role == sync.role), None)
     if edge is None or own is None or graph.node(edge.src).role == sync.role:
         return
-    raise node_error(
-        sync,
+    raise sync.error(
         f"{sync.role} takes over the weights of {graph.node(edge.src).role}, but is updated too",
         found=f"{own.id} ({own.source})" if own.source is not None else own.id,
         hint=f"leave {sync.role}.sync or {own.id} out, or make them two roles",

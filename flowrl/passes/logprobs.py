@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
-from flowrl.graph.ir import called, node_error
+from flowrl.graph.ir import called
 from flowrl.graph.sample_sets import replay_before, sampling_node, sampling_nodes
 from flowrl.graph.signatures import (
     LOGPROBS,
@@ -306,8 +306,7 @@ def _uncorrected(
             f"where yours does, declare it: @fl.loss.own(corrects_behaviour=True, ...); or {hint}"
         )
     names = correcting_losses(pairs=loss.pairs)
-    return node_error(
-        node,
+    return node.error(
         f"update(loss={called(loss)}) gets {gets}, but does not correct for the policy that "
         "produced them",
         found=found,

@@ -13,7 +13,6 @@ from typing import Literal
 
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
-from flowrl.graph.ir import node_error
 from flowrl.graph.sample_sets import sampling_nodes
 from flowrl.passes.context import Context
 from flowrl.specs import Grammar, LossSpec, Sampling
@@ -124,8 +123,7 @@ def _refused(generate: Node, update: Node, changed: dict[str, str], context: Con
     ]
     if set(changed) <= context.repeats_truncation.get(str(update.role), frozenset()):
         suggestions.append(f"{key}.truncated=repeat has the trainer truncate in the same way")
-    return node_error(
-        generate,
+    return generate.error(
         f"{generate.id} samples with {_format_options(changed)}, but its logprobs are those before "
         f"that, so the gradient of {update.id} would be biased",
         expected=neutral_options(changed),
@@ -144,8 +142,7 @@ def _check_repeatable(
         if not unable:
             continue
         key = f"{context.train_key}.truncated"
-        raise node_error(
-            node,
+        raise node.error(
             f"the backend of {node.role} cannot include in logprobs that {generate.id} samples "
             f"with {_format_options(unable)}",
             found=f"{key}=repeat, and it repeats {', '.join(sorted(able)) or 'nothing'}",
