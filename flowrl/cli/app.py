@@ -118,7 +118,8 @@ def graph(
     format: Annotated[  # noqa: A002  (the option's name)
         str | None,
         typer.Option(
-            "--format", help="tree, text, mermaid, dot or json; default of the file's end, or tree."
+            "--format",
+            help="tree, text, mermaid, dot, json or svg; default of the file's end, or tree.",
         ),
     ] = None,
     level: Annotated[str, typer.Option("--level", help="traced, lowered or placed.")] = "traced",

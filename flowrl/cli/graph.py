@@ -1,4 +1,4 @@
-"""`flowrl graph`: a workflow as a tree, text, Mermaid, dot or JSON."""
+"""`flowrl graph`: a workflow as a tree, text, Mermaid, dot, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _FORMATS_OF_SUFFIXES = {
     **dict.fromkeys((".mmd", ".mermaid"), ("mermaid",)),
     **dict.fromkeys((".dot", ".gv"), ("dot",)),
     ".json": ("json",),
+    ".svg": ("svg",),
 }
 """The formats that a file of each suffix may hold; the first is the default."""
 LEVELS = ("traced", "lowered", "placed")

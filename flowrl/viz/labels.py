@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flowrl.cost import format_bytes
@@ -120,14 +120,15 @@ def regions(graph: Graph) -> dict[str, tuple[Node, ...]]:
     return members
 
 
-def node_groups(graph: Graph) -> Iterator[tuple[str | None, tuple[Node, ...]]]:
+def node_groups(nodes: Sequence[Node]) -> Iterator[tuple[str | None, tuple[Node, ...]]]:
     """Yields each region with its nodes in the place of the first one, and every other node."""
-    remaining = regions(graph)
-    for node in graph.nodes:
+    done = set()
+    for node in nodes:
         if node.region is None:
             yield None, (node,)
-        elif node.region in remaining:
-            yield node.region, remaining.pop(node.region)
+        elif node.region not in done:
+            done.add(node.region)
+            yield node.region, tuple(each for each in nodes if each.region == node.region)
 
 
 def region_title(region: str, nodes: tuple[Node, ...]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
 from flowrl.errors import ConfigError
-from flowrl.graph import Edge, Graph, Node, Op, format_graph, graph_to_json
+from flowrl.graph import Edge, Graph, Level, Node, Op, format_graph, graph_to_json
 from flowrl.viz.labels import edge_fields, node_groups, node_notes, region_title, role_colours
 from flowrl.wording import suggestion
 
-FORMATS = ("tree", "text", "mermaid", "dot", "json")
+FORMATS = ("tree", "text", "mermaid", "dot", "json", "svg")
 
 
 def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  # noqa: A002
@@ -18,11 +19,11 @@ def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  
 
     Args:
         format: `tree` for people, `text` for the canonical form, `mermaid` and `dot` for pictures,
-            `json` for programs.
+            `json` for programs, `svg` for a picture.
         color: True for terminal colours in the tree.
 
     Raises:
-        ConfigError: The format is unknown.
+        ConfigError: The format is unknown, or what draws pictures is not installed.
     """
     match format:
         case "tree":
@@ -37,6 +38,10 @@ def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  
             return render_dot(graph)
         case "json":
             return json.dumps(graph_to_json(graph), indent=2) + "\n"
+        case "svg":
+            from flowrl.viz.picture import render_svg
+
+            return render_svg(graph, render_dot(graph))
     raise ConfigError(
         f"no drawing is called '{format}'",
         expected=f"one of {', '.join(FORMATS)}",
@@ -44,44 +49,69 @@ def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  
     )
 
 
-# Graphviz: `flowrl graph FILE.py --format dot | dot -Tsvg > graph.svg`.
+# Graphviz, whose language other programs read too.
 
 _DOT_SHAPES = {
     Op.SOURCE: "cylinder",
+    Op.SCORE: "ellipse",
     Op.FILTER: "hexagon",
     Op.SELECT: "hexagon",
     Op.WHERE: "hexagon",
+    Op.UPDATE: "box, peripheries=2",
+    Op.SYNC: "box3d",
     Op.PROMPTS_OF: "cylinder",
     Op.REPLAY: "cylinder",
     Op.LOG: "note",
 }
 _NO_ROLE = ("#f4f4f4", "#777777")
+_WIDTH = 40
+"""Characters of a line of a label."""
 
 
 def render_dot(graph: Graph) -> str:
     """Returns the graph in the DOT language.
 
-    Roles are colours, regions are boxes, and carried edges are dashed.
+    Roles are colours, operations are shapes, regions and the devices of a placed graph are boxes,
+    and carried edges are dashed.
     """
+    title = _label([f"{graph.name} ({graph.level})"])
     lines = [
         f"digraph {_quote(graph.name)} {{",
-        f"  label={_quote(f'{graph.name} ({graph.level})')}; labelloc=t; fontname=Helvetica;",
+        f"  label={title}; labelloc=t; fontname=Helvetica; fontsize=12;",
         '  node [shape=box, style="rounded,filled", fontname=Helvetica, fontsize=11];',
         '  edge [fontname=Helvetica, fontsize=9, color="#555555", fontcolor="#555555"];',
     ]
-    lines += [f"  {line}" for line in _dot_nodes(graph)]
+    if graph.level is Level.PLACED:
+        # Edges leave the box of a device and come back; without this some would point upwards.
+        lines.append("  newrank=true;")
+    lines += [f"  {line}" for line in _dot_boxes(graph)]
     lines += [f"  {_dot_edge(graph, edge)}" for edge in graph.edges]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _dot_nodes(graph: Graph) -> Iterator[str]:
-    for region, members in node_groups(graph):
+def _dot_boxes(graph: Graph) -> Iterator[str]:
+    """Yields the nodes, in a box for the devices that a plan gives them."""
+    places = {node.id: node.attr("devices") for node in graph.nodes}
+    for devices in dict.fromkeys(places.values()):
+        members = [node for node in graph.nodes if places[node.id] == devices]
+        if devices is None:
+            yield from _dot_nodes(graph, members)
+        else:
+            yield f"subgraph {_quote(f'cluster on {devices}')} {{"
+            title = _label([str(devices)])
+            yield f'  label={title}; labeljust=l; style="rounded"; color="#777777";'
+            yield from (f"  {line}" for line in _dot_nodes(graph, members))
+            yield "}"
+
+
+def _dot_nodes(graph: Graph, nodes: Sequence[Node]) -> Iterator[str]:
+    for region, members in node_groups(nodes):
         if region is None:
             yield from (_dot_node(graph, member) for member in members)
         else:
-            title = _quote(region_title(region, members))
-            yield f"subgraph {_quote(f'cluster {region}')} {{"
-            yield f'  label={title}; style="rounded,dashed"; color="#777777"; fontsize=10;'
+            title = _label([region_title(region, members)])
+            yield f"subgraph {_quote(f'cluster {region} {members[0].id}')} {{"
+            yield f'  label={title}; labeljust=l; style="rounded,dashed"; color="#777777";'
             yield from (f"  {_dot_node(graph, member)}" for member in members)
             yield "}"
 
@@ -91,8 +121,9 @@ def _dot_node(graph: Graph, node: Node) -> str:
     if node.role is not None:
         colour = role_colours(graph)[node.role]
         fill, border = colour.fill, colour.border
-    label = "\n".join([node.id, *node_notes(graph, node)])
-    attrs = [f"label={_quote(label)}", f'fillcolor="{fill}"', f'color="{border}"']
+    label = _label([node.id, *node_notes(graph, node)])
+    place = graph.nodes.index(node)  # by which `flowrl.viz.picture` finds the node
+    attrs = [f'id="n{place}"', f"label={label}", f'fillcolor="{fill}"', f'color="{border}"']
     shape = _DOT_SHAPES.get(node.op)
     if shape is not None:
         attrs += [f"shape={shape}", "style=filled"]
@@ -101,14 +132,22 @@ def _dot_node(graph: Graph, node: Node) -> str:
 
 def _dot_edge(graph: Graph, edge: Edge) -> str:
     fields, per = edge_fields(graph, edge)
-    parts = [", ".join(fields), per, "next step" if edge.carried else ""]
-    attrs = [f"label={_quote(chr(10).join(part for part in parts if part))}"]
+    # Graphviz may put the label of an edge that leaves a box under a node, but no outer label.
+    src, dst = (graph.node(end).attr("devices") for end in (edge.src, edge.dst))
+    kind = "label" if src == dst else "xlabel"
+    attrs = [f"{kind}={_label([', '.join(fields), per, 'next step' if edge.carried else ''])}"]
     if graph.is_inner(edge):
         attrs.append('color="#0072b2"')
     if edge.carried:
         # Without this, the edge back to the top would turn the picture upside down.
         attrs += ["style=dashed", "constraint=false"]
     return f"{_quote(edge.src)} -> {_quote(edge.dst)} [{', '.join(attrs)}];"
+
+
+def _label(texts: Iterable[str]) -> str:
+    """Returns the lines of texts that are not empty, as one quoted label."""
+    lines = [line for text in texts for line in textwrap.wrap(text, _WIDTH, break_on_hyphens=False)]
+    return _quote("\n".join(lines).replace("&", "&amp;"))  # labels have the characters of HTML
 
 
 def _quote(text: str) -> str:
@@ -150,7 +189,7 @@ def render_mermaid(graph: Graph) -> str:
 
 
 def _mermaid_nodes(graph: Graph, names: dict[str, str]) -> Iterator[str]:
-    for region, members in node_groups(graph):
+    for region, members in node_groups(graph.nodes):
         nodes = [f"{names[member.id]}{_mermaid_node(graph, member)}" for member in members]
         if region is None:
             yield from nodes

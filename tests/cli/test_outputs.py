@@ -26,6 +26,7 @@ def flowrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Run:
         ("g.dot", "digraph"),
         ("g.gv", "digraph"),
         ("g.json", "{"),
+        ("g.svg", "<svg"),
         ("g.txt", "grpo"),
         ("g", "grpo"),
     ],
@@ -38,8 +39,8 @@ def test_the_end_of_a_name_says_how_a_graph_is_drawn(flowrl: Run, name: str, beg
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["graph", "grpo", "-o", "g.html"], "a name that ends in .txt or .mmd"),
-        (["graph", "grpo", "-o", "g.svg", "--format", "dot"], "a name that ends in .txt or .mmd"),
+        (["graph", "grpo", "-o", "g.png"], "a name that ends in .txt or .mmd"),
+        (["graph", "grpo", "-o", "g.svg", "--format", "dot"], "--format svg for .svg"),
         (["graph", "grpo", "-o", "g.json", "--format", "dot"], "--format json for .json"),
         (["graph", "grpo", "-o", "g.mmd", "--json"], "--format mermaid for .mmd"),
         (

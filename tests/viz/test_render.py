@@ -41,7 +41,7 @@ def lowered() -> Graph:
     return with_short_sources(run_passes(grpo.trace({"kl": 0.001}), context))
 
 
-@pytest.mark.parametrize("format_", [f for f in FORMATS if f != "json"])
+@pytest.mark.parametrize("format_", ["tree", "text", "mermaid", "dot"])
 def test_drawings_of_the_lowered_graph_are_as_they_were(golden, lowered, format_):
     golden(f"grpo.lowered.{format_}.txt", render(lowered, format_))
 
@@ -88,7 +88,7 @@ def test_special_characters_do_not_break_the_pictures(traced):
     graph = replace(traced, nodes=(odd,), edges=())
     mermaid = render(graph, "mermaid")
     assert 'n0[("<b>a#quot;b#lt;c>#amp;\\</b><br/>a step\'s x#quot;#lt;y>")]' in mermaid
-    assert '"a\\"b<c>&\\\\" [label=' in render(graph, "dot")
+    assert '"a\\"b<c>&\\\\" [id="n0", label=' in render(graph, "dot")
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_names_of_the_user_stay_in_their_quotes_in_dot(with_markup):
     lines = render(with_markup, "dot").splitlines()
     assert lines[0] == r'digraph "<script>: \"#1\" \\" {'
     (label,) = (line for line in lines if "<img" in line)
-    assert label.count('"') - label.count(r"\"") == 8  # id, label and two colours
+    assert label.count('"') - label.count(r"\"") == 10  # two ids, label and two colours
 
 
 def test_an_unknown_format_gets_the_nearest_name(traced):
@@ -139,7 +139,7 @@ def held(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
     actor.update(rollout, judge.score(rollout))
 
 
-@pytest.mark.parametrize("format_", [f for f in FORMATS if f not in ("json", "text")])
+@pytest.mark.parametrize("format_", ["tree", "mermaid", "dot"])
 def test_texts_of_the_program_break_no_line_and_no_label(format_):
     text = render(with_short_sources(held.trace()), format_)
     (line,) = (line for line in text.splitlines() if "regex(" in line)

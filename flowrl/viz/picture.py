@@ -1,0 +1,66 @@
+"""Graphs as SVG, which Graphviz lays out and draws, and as a page that holds the picture.
+
+Graphviz comes as a program of the distribution `graphviz-pure`, without packages of the system. The
+picture has its texts as texts, and each node a title with its line of the program, which browsers
+show under the mouse.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from xml.etree import ElementTree
+
+from flowrl.errors import ConfigError, GraphError
+from flowrl.graph import Graph
+
+_PROGRAM = "graphviz-pure"
+_SVG = "http://www.w3.org/2000/svg"
+_LIMIT_S = 120
+
+
+def render_svg(graph: Graph, dot: str) -> str:
+    """Returns the picture.
+
+    Args:
+        dot: The graph in the DOT language.
+
+    Raises:
+        ConfigError: Graphviz is not installed.
+        GraphError: Graphviz cannot draw the graph.
+    """
+    root = ElementTree.fromstring(_drawn(graph, dot))  # without comments, which have names
+    for group in root.iter(f"{{{_SVG}}}g"):
+        title = group.find(f"{{{_SVG}}}title")
+        if title is not None and group.get("class") == "node":
+            node = graph.nodes[int(str(group.get("id")).removeprefix("n"))]
+            title.text = f"{node.id}\n{node.source}" if node.source is not None else node.id
+    name = ElementTree.Element(f"{{{_SVG}}}title")
+    name.text = f"{graph.name} ({graph.level})"
+    root.insert(0, name)
+    ElementTree.register_namespace("", _SVG)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _drawn(graph: Graph, dot: str) -> str:
+    # The folder of this Python's programs need not be in PATH.
+    folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    program = shutil.which(_PROGRAM, path=folders)
+    if program is None:
+        raise ConfigError(
+            f"drawing pictures needs {_PROGRAM}, which is not installed",
+            hint="pip install 'flowrl[viz]'; --format mermaid and dot need nothing",
+        )
+    ended = subprocess.run(
+        [program, "-Tsvg"], input=dot, capture_output=True, encoding="utf-8", timeout=_LIMIT_S
+    )
+    if ended.returncode or not ended.stdout:
+        raise GraphError(
+            "Graphviz cannot draw this graph",
+            where=graph.name,
+            found=ended.stderr.strip() or f"exit status {ended.returncode}",
+            hint="--format dot shows what it is given",
+        )
+    return ended.stdout
