@@ -31,8 +31,6 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray listens on loopback only
-
 from flowrl.backend.batch import SequenceBatch
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext
 from flowrl.config.schema import RuntimeConfig
@@ -209,8 +207,7 @@ def executors(kind: str) -> Iterator[LocalExecutor]:
     if kind == "local":
         yield LocalExecutor(LIMITS)
         return
-    import ray
-
+    from flowrl.runtime.ray.cluster import ray  # which sets before its import how it listens
     from flowrl.runtime.ray.executor import RayExecutor
 
     options = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 1 << 30}

@@ -43,6 +43,8 @@ class Fragile(Engine):
         self.requests.clear()
         self._aborted.clear()
 
+    def end(self) -> None: ...
+
 
 class Unfit(Fragile):
     """Takes no request."""

@@ -95,3 +95,5 @@ def test_an_engine_that_is_given_up_ends_and_keeps_no_weights(tmp_path: Path):
         first = publish(fleet, 1)
         publish(fleet, 2)
         wait(fleet, first, NAMES[1])  # the other one alone is waited for
+        with pytest.raises(WorkerDied):
+            member.submit([])  # so that another driver opens it again

@@ -347,6 +347,8 @@ class Dying(RuleEngine):
         self.abort(tuple(self.requests))
         self._ended.clear()
 
+    def end(self) -> None: ...
+
 
 def test_where_policies_share_an_engine_one_that_breaks_costs_its_own_episodes_alone(
     tokenizer: Tokenizer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -363,7 +363,7 @@ def test_rollouts_that_share_an_engine_see_their_own_samples():
 class Breaking(Engine):
     """Breaks at its third poll, and loses what it has."""
 
-    restarts = polls = 0
+    restarts = polls = ends = 0
 
     def poll(self, timeout_s: float) -> Sequence[Progress | Finished | Loaded]:
         self.polls += 1
@@ -374,6 +374,9 @@ class Breaking(Engine):
     def restart(self) -> None:
         self.restarts += 1
         self.requests.clear()
+
+    def end(self) -> None:
+        self.ends += 1
 
 
 def test_an_engine_that_breaks_under_one_rollout_breaks_under_all_and_is_restarted_once():
@@ -395,3 +398,19 @@ def test_a_view_submits_nothing_to_an_engine_that_lost_its_samples():
     requests: Sequence[GenerateRequest] = ()
     with pytest.raises(WorkerDied, match="another rollout"):
         second.submit(requests)
+
+
+def test_an_engine_that_one_rollout_gives_up_is_closed_until_another_one_restarts_it():
+    shared = SharedWorkers()
+    engine = Breaking(World())
+    first, second = (cast(Any, shared.engine(engine, NodeId(name))) for name in ("a", "b"))
+    first.end()
+    assert engine.ends == 0  # it works
+    engine.polls = 2
+    with pytest.raises(WorkerDied):
+        first.poll(0.0)
+    first.end()
+    assert engine.ends == 1
+    second.restart()
+    first.end()
+    assert (engine.restarts, engine.ends) == (1, 1)

@@ -104,6 +104,10 @@ class _SharedEngine:
             self.engine.restart()
             self.is_broken = False
 
+    def end(self) -> None:
+        if self.is_broken and isinstance(self.engine, Restartable):
+            self.engine.end()
+
 
 class _EngineView:
     """A `GenerateBackend`, and `Restartable`."""
@@ -149,6 +153,9 @@ class _EngineView:
         self.outputs.clear()
         self._shared.restart()
         self.lost = None
+
+    def end(self) -> None:
+        self._shared.end()
 
     def load(self, weights: Weights) -> None:
         self._shared.engine.load(weights)

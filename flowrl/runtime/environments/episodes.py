@@ -286,6 +286,13 @@ class EpisodeEngine:
             engine.restart()
         self.close()
 
+    def end(self) -> None:
+        """Closes the engines below, as they were given up."""
+        for engine in self._engines:
+            if isinstance(engine, Restartable):
+                engine.end()
+        self.close()
+
     def close(self) -> None:
         """Ends all episodes; engine and environment stay open. Idempotent."""
         self.abort(tuple(self._episodes))

@@ -225,7 +225,7 @@ class EngineProcess:
 
     def _enqueue(self, message: Message) -> None:
         if self._closed:
-            raise BackendError("the engine is closed", where=str(self.name))
+            raise WorkerDied("the engine is closed", where=str(self.name))
         if self._death is None:  # else the next poll raises
             self._channel.send(message)
 

@@ -46,6 +46,10 @@ class Restartable(Protocol):
         """Closes what is left of it and opens another in its place."""
         ...
 
+    def end(self) -> None:
+        """Closes it, as it was given up; another driver may restart it."""
+        ...
+
 
 @runtime_checkable
 class Monitored(Protocol):
@@ -135,7 +139,7 @@ class EngineFailures:
             return True
         self.given_up.add(engine)
         if len(self.given_up) < len(self._engines):
-            if isinstance(worker, RestartableEngine):
+            if isinstance(worker, Restartable):
                 worker.end()
             _log.warning("%s broke and is given up; the others go on: %s", engine, reason)
             return False
