@@ -59,7 +59,7 @@ from flowrl.program.sums import term
 from flowrl.program.tracer import is_eager
 from flowrl.program.workflow import Workflow, workflow
 from flowrl.specs import Sampling, cut, grammar, kl, loss
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import refusing_others
 from flowrl.wording import Unconfigured
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
             return getattr(importlib.import_module("flowrl.api"), name)
         if name != "__version__":
-            raise_missing(__name__, name, __all__)
+            refusing_others(__name__, __all__)(name)
         from importlib.metadata import version
 
         return version("flowrl")

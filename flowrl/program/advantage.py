@@ -46,7 +46,7 @@ from flowrl.specs.advantage import (
 )
 from flowrl.specs.base import format_list
 from flowrl.specs.kl import Estimator
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 
 __all__ = [
     "distill",
@@ -66,9 +66,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 @operation

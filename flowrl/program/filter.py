@@ -16,14 +16,12 @@ from flowrl.graph.ir import Op
 from flowrl.program.formulas import add_subset
 from flowrl.program.handles import Rollout, Scores
 from flowrl.specs.filters import Difficulty, ZeroVariance
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 
 __all__ = ["difficulty", "zero_variance"]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 @operation

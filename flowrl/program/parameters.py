@@ -133,19 +133,13 @@ class Argument:
         return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """All parameters, in the order of the function."""
-
-    roles: tuple[RoleParameter, ...]
-    data: tuple[DataParameter, ...]
-    arguments: tuple[Argument, ...]
+Parameter: TypeAlias = RoleParameter | DataParameter | Argument
 
 
 def read_parameters(
     function: Callable[..., object], local_names: Mapping[str, object], where: SourceRef
-) -> Parameters:
-    """Returns the parameters of a workflow function, from its annotations.
+) -> list[Parameter]:
+    """Returns the parameters of a workflow function, from its annotations, in their order.
 
     Raises:
         TraceError: A parameter has no annotation, or one without a meaning here.
@@ -160,34 +154,32 @@ def read_parameters(
             found=f"{type(error).__name__}: {error}",
             hint="import what they name: import flowrl as fl",
         ) from error
-    roles: list[RoleParameter] = []
-    data: list[DataParameter] = []
-    arguments: list[Argument] = []
+    parameters: list[Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         try:
             kind = _annotation(parameter, hints)
             if kind in ROLE_KINDS:
                 role = RoleName(parameter.name)
-                roles.append(RoleParameter(name=role, kind=kind, parameter=role))
+                parameters.append(RoleParameter(name=role, kind=kind, parameter=role))
             elif (each := _listed_kind(kind)) is not None:
                 names = [f"{parameter.name}_{number}" for number in range(1, UNBOUND + 1)]
-                roles += _listed_roles(parameter.name, each, names)
+                parameters += _listed_roles(parameter.name, each, names)
             elif kind in _DATA:
-                data.append(DataParameter(parameter=parameter.name, kind=kind))
+                parameters.append(DataParameter(parameter=parameter.name, kind=kind))
             else:
-                arguments.append(_read_argument(parameter, kind))
+                parameters.append(_read_argument(parameter, kind))
         except TraceError as error:
             error.what = f"parameter '{parameter.name}' of {workflow} {error.what}"
             error.where = str(where)
             raise
-    if not any(role.kind.learns for role in roles):
+    if not any(isinstance(each, RoleParameter) and each.kind.learns for each in parameters):
         raise TraceError(
             f"{workflow} has no role that learns",
             where=str(where),
             expected="a parameter such as actor: fl.Policy",
             hint="add a parameter such as actor: fl.Policy",
         )
-    return Parameters(roles=tuple(roles), data=tuple(data), arguments=tuple(arguments))
+    return parameters
 
 
 def _listed_kind(annotation: object) -> RoleKind | None:

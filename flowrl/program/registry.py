@@ -13,14 +13,6 @@ GROUP = "flowrl.graphs"
 """The entry point group under which distributions register workflows."""
 
 
-def registered_workflows() -> tuple[str, ...]:
-    """Names that `load_workflow` knows without a file."""
-    # Reading the metadata of all distributions takes longer than loading a workflow's file.
-    from flowrl.entry_points import entries
-
-    return tuple(dict.fromkeys(entry.name for entry in entries(GROUP)))
-
-
 def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
     """The workflow that `ref` names.
 

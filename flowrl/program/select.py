@@ -18,14 +18,12 @@ from flowrl.program.handles import Rollout, Scores
 from flowrl.program.judging import add_parse
 from flowrl.program.sets import Pairs
 from flowrl.specs.filters import BestAndWorst, Parsed, RandomK, Threshold, Top
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 
 __all__ = ["best_and_worst", "parsed", "random", "threshold", "top"]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 @operation

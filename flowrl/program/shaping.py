@@ -22,14 +22,12 @@ from flowrl.specs.maps import (
     SoftOverlong,
     StopProperly,
 )
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 
 __all__ = ["cosine_length", "implicit_reward", "repetition", "soft_overlong", "stop_properly"]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 @operation

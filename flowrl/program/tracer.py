@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Edge, Field, Graph, Level, Node, Op
@@ -19,6 +19,9 @@ from flowrl.graph.signatures import SIGNATURES
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs.filters import Turns
 from flowrl.user_lines import SourceRef, trace_error, user_line
+
+if TYPE_CHECKING:
+    from flowrl.program.workflow import Workflow
 
 _ACTIVE: ContextVar[Tracer | None] = ContextVar("flowrl_tracer", default=None)
 
@@ -31,20 +34,6 @@ class Read(NamedTuple):
 
     node: NodeId
     fields: tuple[Field, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A workflow that is being called.
-
-    Attributes:
-        function: The function of the workflow, which distinguishes it from another of its name.
-        max_staleness: What it declares.
-    """
-
-    name: str
-    function: object
-    max_staleness: int | None
 
 
 class Tracer:
@@ -66,13 +55,13 @@ class Tracer:
         self.name = name
         self.closed = False
         self.outer: Tracer | None = None
-        self.calls: list[Call] = []
+        self.calls: list[Workflow] = []
         self._nodes: dict[NodeId, Node] = {}
         self._edges: list[Edge] = []
         self._numbers: dict[str, int] = {}
 
     @property
-    def stack(self) -> tuple[Call, ...]:
+    def stack(self) -> tuple[Workflow, ...]:
         """The calls that lead here, those of outer traces first."""
         return (*(self.outer.stack if self.outer is not None else ()), *self.calls)
 

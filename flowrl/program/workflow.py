@@ -26,13 +26,14 @@ from flowrl.program.parameters import (
     ROLE_KINDS,
     Argument,
     DataParameter,
+    Parameter,
     RoleParameter,
     bind_arguments,
     bind_roles,
     read_parameters,
 )
 from flowrl.program.roles import Role
-from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
+from flowrl.program.tracer import Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 from flowrl.specs.base import CountFromZero, refusal
 from flowrl.specs.names import missing_name
@@ -77,9 +78,9 @@ class Workflow:
                 expected=expected,
             )
         parameters = read_parameters(function, local_names, self.source)
-        self.roles: tuple[RoleParameter, ...] = parameters.roles
-        self.data: tuple[DataParameter, ...] = parameters.data
-        self.arguments: tuple[Argument, ...] = parameters.arguments
+        self.roles = tuple(each for each in parameters if isinstance(each, RoleParameter))
+        self.data = tuple(each for each in parameters if isinstance(each, DataParameter))
+        self.arguments = tuple(each for each in parameters if isinstance(each, Argument))
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
         self.__name__ = function.__name__
@@ -202,14 +203,13 @@ class Workflow:
                 found=" -> ".join([*(call.name for call in tracer.stack), self.name]),
                 hint="a step is traced once and repeated train.steps times; no loop is needed",
             )
-        call = Call(name=self.name, function=self.function, max_staleness=self.max_staleness)
-        tracer.calls.append(call)
+        tracer.calls.append(self)
         try:
             return self.function(*args, **kwargs)
         finally:
             tracer.calls.pop()
 
-    def _check_staleness(self, outermost: Call) -> None:
+    def _check_staleness(self, outermost: Workflow) -> None:
         """A step has one bound on the age of its samples: that of the program that is run."""
         if self.max_staleness in (None, outermost.max_staleness):
             return
@@ -231,8 +231,7 @@ class Workflow:
                 hint="call it with these parameters",
             ) from None
 
-        parameters: Sequence[RoleParameter | DataParameter | Argument]
-        parameters = (*self.roles, *self.data, *self.arguments)
+        parameters: list[Parameter] = [*self.roles, *self.data, *self.arguments]
         for parameter in parameters:
             name = parameter.parameter
             if name in bound.arguments and not parameter.accepts(bound.arguments[name]):

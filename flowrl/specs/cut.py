@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from flowrl.specs.base import Count, Range
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 from flowrl.specs.prompts import PromptsSpec
 
 __all__ = [
@@ -24,9 +24,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker should report unknown names
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

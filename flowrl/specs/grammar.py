@@ -9,15 +9,13 @@ from json import dumps
 from typing import TYPE_CHECKING, ClassVar
 
 from flowrl.specs.base import Spec
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 from flowrl.user_lines import trace_error
 
 __all__ = ["Grammar", "JsonSchema", "Regex", "json_schema", "regex"]
 
 if not TYPE_CHECKING:  # a type checker should report unknown names
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

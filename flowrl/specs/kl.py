@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from flowrl.specs.base import Count, FiniteFromZero, Positive, Spec, Wrong, option
-from flowrl.specs.names import operation, raise_missing
+from flowrl.specs.names import operation, refusing_others
 
 __all__ = [
     "KL",
@@ -22,9 +22,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker should report unknown names
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
 
 
 Estimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]

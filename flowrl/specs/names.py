@@ -144,18 +144,18 @@ def _bad_call(
     return trace_error(f"{name}: {problem}", expected=f"arguments {', '.join(names)}", hint=hint)
 
 
-def raise_missing(module: str, name: str, own: Collection[str]) -> NoReturn:
-    """Raises the error of a module's `__getattr__`.
+def refusing_others(module: str, own: Collection[str]) -> Callable[[str], NoReturn]:
+    """Returns a module's `__getattr__`, which raises an AttributeError with a suggestion."""
 
-    Raises:
-        AttributeError: The error, with a suggestion.
-    """
-    owner = sys.modules.get(module)
-    if name.startswith("_"):  # protocols that Python and libraries probe for
-        raise AttributeError(f"module '{module}' has no attribute '{name}'", name=name, obj=owner)
-    missing = missing_name(module, name, own)
-    text = missing.what if missing.hint is None else f"{missing.what}: {missing.hint}"
-    raise AttributeError(text, name=name, obj=owner)
+    def refuse(name: str) -> NoReturn:
+        owner = sys.modules.get(module)
+        text = f"module '{module}' has no attribute '{name}'"
+        if not name.startswith("_"):  # protocols that Python and libraries probe for
+            missing = missing_name(module, name, own)
+            text = missing.what if missing.hint is None else f"{missing.what}: {missing.hint}"
+        raise AttributeError(text, name=name, obj=owner)
+
+    return refuse
 
 
 def _is_written(called: str, name: str) -> bool:

@@ -66,7 +66,7 @@ from flowrl.specs.loss.surrogates import (
     topr,
     vespo,
 )
-from flowrl.specs.names import raise_missing
+from flowrl.specs.names import refusing_others
 
 __all__ = [
     "CISPO",
@@ -123,6 +123,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker should report unknown names
-
-    def __getattr__(name: str) -> object:
-        raise_missing(__name__, name, __all__)
+    __getattr__ = refusing_others(__name__, __all__)
