@@ -108,7 +108,7 @@ def backends_check(
 
 
 plugin = typer.Typer(
-    help="List what installed packages add.",
+    help="List what installed packages add, or begin such a package.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -122,3 +122,18 @@ def plugin_list(json: Json = False, debug: Debug = False) -> None:
     from flowrl.cli import plugin as command
 
     command.run_list(as_json=json)
+
+
+@plugin.command("new")
+def plugin_new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What roles.NAME.backend will say.")],
+    kind: Annotated[str, typer.Option(help="generate, train or score.")] = "generate",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The new folder; flowrl-NAME by default.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a package with a plug-in that works, for you to put your library into."""
+    from flowrl.cli import plugin as command
+
+    command.run_new(name, kind, output)

@@ -1,10 +1,12 @@
-"""`flowrl plugin`: what installed packages add to flowrl."""
+"""`flowrl plugin`: what installed packages add to flowrl, and a package that adds a backend."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 
 from flowrl.backend import registry
 from flowrl.config import rewards
@@ -86,3 +88,55 @@ def run_list(*, as_json: bool) -> None:
         print(line)
         if row.problem:
             print(f"  unusable: {row.problem}")
+
+
+_TEMPLATES = Path(__file__).parent / "templates" / "plugin"
+_PLACEHOLDER = "acme"
+
+
+def run_new(name: str, kind: str, output: Path | None) -> None:
+    """Writes a package with a plug-in that works, its entry point and its tests.
+
+    Raises:
+        ConfigError: The name is none for a package, there is no such kind, or the folder exists.
+    """
+    kinds = sorted(folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir())
+    if kind not in kinds:
+        raise ConfigError(
+            f"there is no plug-in of kind {kind!r}",
+            where="--kind",
+            found=kind,
+            expected=", ".join(kinds),
+            hint="a class in a file is enough for an environment: see docs/program-guide.md",
+        )
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ConfigError(
+            f"{name!r} is no name for a plug-in",
+            where="NAME",
+            found=name,
+            expected="small letters, digits and _, such as my_engine",
+            hint="name it as roles.NAME.backend is to name it",
+        )
+    folder = output or Path(f"flowrl-{name}")
+    if folder.exists():
+        raise ConfigError(
+            "the folder exists already",
+            where=str(folder),
+            found="it would be overwritten",
+            expected="a new folder",
+            hint="name another one with --output",
+        )
+    words = {_PLACEHOLDER: name, _PLACEHOLDER.title(): name.title().replace("_", "")}
+    if kind == "score":
+        words["flowrl[torch]"] = "flowrl"
+    parts = [_TEMPLATES / kind / part for part in ("flowrl_acme", "tests")]
+    for source in (_TEMPLATES / "pyproject.toml", *(f for p in parts for f in p.glob("*.py"))):
+        root = _TEMPLATES if source.suffix == ".toml" else _TEMPLATES / kind
+        target = folder / str(source.relative_to(root)).replace(_PLACEHOLDER, name)
+        text = source.read_text(encoding="utf-8")
+        for word, replacement in words.items():
+            text = text.replace(word, replacement)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    check = f"pytest {folder}" if kind == "score" else f"flowrl backends check {name}"
+    print(f"wrote {folder}: pip install -e {folder}, then {check}")
