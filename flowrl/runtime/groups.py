@@ -1,11 +1,12 @@
-"""Groups of workers that do a role's work together, and batches that calls name instead of holding.
+"""The ranks of a role's trainer, called as one, and batches that calls name instead of holding.
 
     ref = group.put(batch)                       # once, however many calls name it
-    future = group.call("logprobs", ref, 1.0, dispatch=Dispatch.ROWS)
+    future = group.call("logprobs", ref, 1.0)
     future.result()
 
-Each worker makes its calls in the order of sending. Calls of this process are made at once, so
-their futures are done. Calls of actors (`flowrl.runtime.ray`) go on while the caller does.
+Calls are made in the order of sending; ranks divide a batch themselves. Calls of this process are
+made at once, so their futures are done. Calls of actors (`flowrl.runtime.ray`) go on while the
+caller does.
 
 What a store keeps already is not put again: samples are named by where their tokens are, and fields
 of a `TrainBatch` by `Stored`. A worker resolves the names of a call before it makes it.
@@ -13,15 +14,12 @@ of a `TrainBatch` by `Stored`. A worker resolves the names of a call before it m
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from flowrl.backend.batch import Ints, Sampler, SequenceBatch, TrainBatch
@@ -30,19 +28,6 @@ from flowrl.runtime.spans import SPANS
 from flowrl.runtime.stored_tokens import StoredRows
 
 T = TypeVar("T")
-
-
-class Dispatch(StrEnum):
-    """Which workers of a group make a call, and with which rows of the batches that it names."""
-
-    ONE = "one"
-    """The first worker alone."""
-
-    ALL = "all"
-    """Every worker, with the same arguments; the result is the first one's."""
-
-    ROWS = "rows"
-    """Every worker, with its share of the rows; the results, one a row or token, are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +153,7 @@ def performed(worker: object, method: str, arguments: Sequence[object]) -> objec
 
 
 class WorkerGroup:
-    """See the module.
-
-    Args:
-        size: Workers. Each is a data-parallel rank.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+    """See the module."""
 
     def put(self, batch: SequenceBatch | TrainBatch) -> DataRef[Any]:
         """Puts a batch where every worker finds it.
@@ -197,28 +175,11 @@ class WorkerGroup:
         sequences = samples.sequences
         return self.put(sequences if sampler is None else replace(sequences, sampler=sampler))
 
-    def call(self, method: str, *arguments: object, dispatch: Dispatch) -> Future[Any]:
-        """Has workers call a method; returns at once."""
-        if self.size == 1 or dispatch is Dispatch.ONE:
-            return self._ask(0, method, arguments)
-        if dispatch is Dispatch.ALL:
-            return _first([self._ask(rank, method, arguments) for rank in range(self.size)])
-        return _joined(
-            [
-                self._ask(rank, method, [self._share(each, rank) for each in arguments])
-                for rank in range(self.size)
-            ]
-        )
-
-    def _share(self, argument: object, rank: int) -> object:
-        if not isinstance(argument, DataRef):
-            return argument
-        return argument.select(np.array_split(np.arange(len(argument)), self.size)[rank].tolist())
-
-    def _put(self, batch: SequenceBatch | TrainBatch) -> object:
+    def call(self, method: str, *arguments: object) -> Future[Any]:
+        """Has the ranks call a method of `TrainBackend`; returns at once."""
         raise NotImplementedError
 
-    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+    def _put(self, batch: SequenceBatch | TrainBatch) -> object:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -227,54 +188,23 @@ class WorkerGroup:
 
 
 class LocalGroup(WorkerGroup):
-    """Workers that are objects of this process; a call's error is raised by the call."""
+    """A trainer of this process; a call's error is raised by the call."""
 
-    def __init__(self, name: str, workers: Sequence[Any]) -> None:
-        super().__init__(len(workers))
+    def __init__(self, name: str, worker: Any) -> None:
         self._name = name
-        self._workers = workers
+        self._worker = worker
+
+    def call(self, method: str, *arguments: object) -> Future[Any]:
+        """See `WorkerGroup`."""
+        found = [resolved(argument, lambda handle: handle) for argument in arguments]
+        future: Future[Any] = Future()
+        with SPANS.of(self._name, method):
+            future.set_result(performed(self._worker, method, found))
+        return future
 
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
         return batch if isinstance(batch, SequenceBatch) else _with_arrays(batch, lambda h: h)
 
-    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
-        found = [resolved(argument, lambda handle: handle) for argument in arguments]
-        future: Future[Any] = Future()
-        with SPANS.of(self._name if self.size == 1 else f"{self._name}[{rank}]", method):
-            future.set_result(performed(self._workers[rank], method, found))
-        return future
-
     def close(self) -> None:
         """See `WorkerGroup`."""
-        for worker in self._workers:
-            worker.close()
-
-
-def _first(futures: Sequence[Future[Any]]) -> Future[Any]:
-    return _gathered(futures, lambda results: results[0])
-
-
-def _joined(futures: Sequence[Future[Any]]) -> Future[Any]:
-    return _gathered(futures, np.concatenate)
-
-
-def _gathered(futures: Sequence[Future[Any]], join: Callable[[list[Any]], object]) -> Future[Any]:
-    """Returns a future of all results, or of the error of the first worker that raised one."""
-    gathered: Future[Any] = Future()
-    lock = threading.Lock()  # the last two may be done at the same time, in threads of their own
-    num_waited = len(futures)
-
-    def done(_: Future[Any]) -> None:
-        nonlocal num_waited
-        with lock:
-            num_waited -= 1
-            if num_waited:
-                return
-        try:
-            gathered.set_result(join([future.result() for future in futures]))
-        except BaseException as error:
-            gathered.set_exception(error)
-
-    for future in futures:
-        future.add_done_callback(done)
-    return gathered
+        self._worker.close()

@@ -331,5 +331,5 @@ def test_a_trainer_says_what_it_has_written(tmp_path):
         def save(self, folder: Path) -> None:
             (folder / "state").write_text("x")
 
-    trainer = Trainer(LocalGroup("actor.train", [Worker()]))
+    trainer = Trainer(LocalGroup("actor.train", Worker()))
     assert trainer.save(tmp_path).result() == describe_files(tmp_path)

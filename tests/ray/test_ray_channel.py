@@ -18,7 +18,6 @@ if find_spec("ray") is None:
 from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import RoleName
-from flowrl.runtime.groups import Dispatch
 from flowrl.runtime.ray import ENDED
 from flowrl.runtime.ray import channel as channels
 from flowrl.runtime.ray.channel import ActorChannel
@@ -52,7 +51,7 @@ def test_a_trainer_that_is_not_ready_in_time_is_an_error_of_every_call():
     limits = RuntimeConfig(start_timeout_s=LIMIT_S)
     group = ActorGroup(RoleName("actor"), lambda batch: None, opened, ("open",), limits)
     with contextlib.closing(group), pytest.raises(WorkerDied, match=LATE) as late:
-        group.call("offload", dispatch=Dispatch.ALL).result(DEADLINE_S)
+        group.call("offload").result(DEADLINE_S)
     assert late.value.where == "roles.actor"
 
 

@@ -36,7 +36,7 @@ class Worker:
     """
 
     def __init__(self, kl: float = 0.0) -> None:
-        self.train = Trainer(LocalGroup("actor.train", [self]))
+        self.train = Trainer(LocalGroup("actor.train", self))
         self.generate = None
         self.stale = False
         self.updates: list[tuple[TrainBatch, UpdateSpec]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
@@ -65,8 +64,8 @@ class ElsewhereGroup(LocalGroup):
     def _put(self, batch: SequenceBatch | TrainBatch) -> object:
         return ("elsewhere", batch)
 
-    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
-        return super()._ask(rank, method, [resolved(each, self._get) for each in arguments])
+    def call(self, method: str, *arguments: object) -> Future[Any]:
+        return super().call(method, *(resolved(each, self._get) for each in arguments))
 
     @staticmethod
     def _get(handle: Any) -> object:
@@ -77,7 +76,7 @@ class ElsewhereGroup(LocalGroup):
 
 def test_samples_are_put_where_each_kind_of_trainer_finds_them():
     workers = {"actor": Worker(), "critic": Worker()}
-    workers["critic"].train = Trainer(ElsewhereGroup("critic.train", [workers["critic"]]))
+    workers["critic"].train = Trainer(ElsewhereGroup("critic.train", workers["critic"]))
     program_of(lowered(critic), workers).run(step_with(samples(ROLLOUT, SCORES)))
     for worker in workers.values():
         ((batch, _),) = worker.updates

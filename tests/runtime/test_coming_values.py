@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +18,6 @@ class LaterGroup(WorkerGroup):
     """Workers that begin a call when it is asked for, and end it when its result is waited for."""
 
     def __init__(self, role: str, history: list[str], puts: list[Any]) -> None:
-        super().__init__(1)
         self._role = role
         self._history = history
         self._puts = puts
@@ -29,7 +27,7 @@ class LaterGroup(WorkerGroup):
         self._puts.append(batch)
         return batch
 
-    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+    def call(self, method: str, *arguments: object) -> Future[Any]:
         name = f"{self._role}.{method}"
         self._history.append(f"{name} begins")
         return _Later(self, name, getattr(self._worker, method), list(arguments))

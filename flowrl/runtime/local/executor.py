@@ -59,7 +59,7 @@ class LocalExecutor:
         return PolicyWorker(
             role=context.role,
             context=context,
-            train=Trainer(LocalGroup(f"{context.role}.train", [train])),
+            train=Trainer(LocalGroup(f"{context.role}.train", train)),
             generate=EngineInPlace(plugin, context, train) if generates else None,
         )
 

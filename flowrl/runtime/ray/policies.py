@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,6 @@ class ActorGroup(WorkerGroup):
         opening: Message,
         limits: RuntimeConfig,
     ) -> None:
-        super().__init__(1)
         self._put_object = put
         self._limits = limits
         self._role = role
@@ -82,7 +81,8 @@ class ActorGroup(WorkerGroup):
         sequences, logprobs = self._channel.assemble(rows)
         return DataRef(handle=sequences, lengths=samples.lengths, logprobs=Stored(logprobs))
 
-    def _ask(self, rank: int, method: str, arguments: Sequence[object]) -> Future[Any]:
+    def call(self, method: str, *arguments: object) -> Future[Any]:
+        """See `WorkerGroup`."""
         future = Answer()
         with self._lock:
             if self._error is not None:
