@@ -19,7 +19,7 @@ command line: 2 for the user's mistakes, 1 for faults of flowrl.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "TraceError",
     "WorkerDied",
     "combine",
+    "raise_all",
 ]
 
 MAX_OTHERS = 6
@@ -179,3 +180,9 @@ def combine(problems: Sequence[ErrorT]) -> ErrorT:
     first = problems[0]
     first.others = tuple(error for error in distinct.values() if error is not first)
     return first
+
+
+def raise_all(problems: Iterable[FlowError]) -> None:
+    """Raises one error for all problems, if there are any."""
+    if found := list(problems):
+        raise combine(found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import yaml
 
-from flowrl.errors import ConfigError, FlowError, combine
+from flowrl.errors import ConfigError, FlowError, raise_all
 from flowrl.files import require_writable, write_result
 from flowrl.wording import listing, one_of_them
 
@@ -95,8 +95,7 @@ def machine_words(
             both = f"{before} and {pin} contradict each other"
             problems.append(ConfigError(both, where="--pin", hint="take one of them out"))
         words.append(f"plan.pins.{name}={value}")
-    if problems:
-        raise combine(problems)
+    raise_all(problems)
     return words
 
 

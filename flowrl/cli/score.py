@@ -16,7 +16,7 @@ from flowrl.config.check_files import reward_files_exist
 from flowrl.config.load import load_config
 from flowrl.data.formats import open_data_file
 from flowrl.data.templates import field_text
-from flowrl.errors import ConfigError, DataError, combine
+from flowrl.errors import DataError, raise_all
 from flowrl.files import encode_json
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring.pool import ScoreFailure, ScoringPool
@@ -153,9 +153,7 @@ def _scores(reward: str, completions: Sequence[_Completion], *, timeout_s: float
     written = reward if reward.startswith("{") else f"{{use: {encode_json(reward)}}}"
     base = {"stages": ["grpo"], "data": {"train": "none"}}
     loaded = load_config(None, [f"rewards.terms=[{written}]"], base=base)
-    problems: list[ConfigError] = list(reward_files_exist(loaded))
-    if problems:
-        raise combine(problems)
+    raise_all(reward_files_exist(loaded))
     terms = tuple(term.model_dump(mode="json") for term in loaded.config.rewards.terms)
     context = ScoreContext(role=RoleName("score"), terms=terms)
     results: dict[SampleId, ScoreResult | ScoreFailure] = {}

@@ -14,7 +14,7 @@ from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
 from flowrl.cost.demand import prompt_bound, response_bound
 from flowrl.cost.episodes import CallSeconds
-from flowrl.errors import ConfigError, combine
+from flowrl.errors import ConfigError, raise_all
 from flowrl.graph import Graph, Op
 from flowrl.graph.sample_trees import evaluated_role
 from flowrl.passes.context import Decision
@@ -305,8 +305,7 @@ def _pins(loaded: LoadedConfig) -> tuple[Pin, ...]:
                 hint=f"pin one of {listing(FIELDS)}",
             )
             problems.append(problem)
-    if problems:
-        raise combine(problems)
+    raise_all(problems)
     return tuple(pins)
 
 

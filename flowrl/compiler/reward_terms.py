@@ -23,7 +23,7 @@ from flowrl.config.rewards import (
 )
 from flowrl.config.schema import RunConfig
 from flowrl.config.user_functions import environment_parameters, reward_reads_answer
-from flowrl.errors import ConfigError, combine
+from flowrl.errors import ConfigError, raise_all
 from flowrl.graph import Graph, Node, Op, score_source
 from flowrl.specs import MapSpec, RowCondition
 from flowrl.specs.advantage import MaxRL
@@ -40,9 +40,7 @@ def check_score_bounds(loaded: LoadedConfig, graphs: Sequence[Graph]) -> None:
     Raises:
         ConfigError: One of them removes, or cannot use, whatever the reward's terms can give.
     """
-    problems = [problem for graph in graphs for problem in _unusable_scores(loaded, graph)]
-    if problems:
-        raise combine(problems)
+    raise_all(problem for graph in graphs for problem in _unusable_scores(loaded, graph))
 
 
 def _unusable_scores(loaded: LoadedConfig, graph: Graph) -> Problems:

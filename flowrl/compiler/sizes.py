@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from flowrl.compiler.lowering import LoweredStage
 from flowrl.compiler.role_backends import RoleBackends
@@ -19,7 +20,7 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems
 from flowrl.config.rewards import OverlongTerm
 from flowrl.config.roles import FreshModel
-from flowrl.errors import ConfigError, combine
+from flowrl.errors import ConfigError, raise_all
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.graph.sample_sets import answered_prompts, origin_of, parents_of, sample_edges
 from flowrl.ids import NodeId
@@ -54,12 +55,9 @@ def check_sizes(stages: Sequence[LoweredStage], role_backends: RoleBackends) -> 
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
-    problems = [
-        problem for stage in stages for check in _CHECKS for problem in check(stage, role_backends)
-    ]
-    problems += _penalties_are_met(stages, role_backends.loaded)
-    if problems:
-        raise combine(problems)
+    of_stages = (check(stage, role_backends) for stage in stages for check in _CHECKS)
+    of_rewards = _penalties_are_met(stages, role_backends.loaded)
+    raise_all(chain(*of_stages, of_rewards))
 
 
 def compares_a_group(spec: AdvantageSpec) -> bool:

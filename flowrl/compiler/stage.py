@@ -19,7 +19,7 @@ from flowrl.compiler.warnings import warn
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import RunConfig
 from flowrl.cost.source import Cost
-from flowrl.errors import ConfigError, PlanError, combine
+from flowrl.errors import ConfigError, PlanError, raise_all
 from flowrl.graph import Graph
 from flowrl.passes import RoleCost, annotate_cost
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
@@ -96,8 +96,7 @@ def compile_stages(
             if not request.options.pins:
                 raise
             problems.append(error)  # errors of other stages' pins are reported with it
-    if problems:
-        raise combine(problems)
+    raise_all(problems)
     return tuple(compiled)
 
 

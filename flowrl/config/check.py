@@ -24,7 +24,7 @@ from flowrl.config.schema import (
     SamplingConfig,
 )
 from flowrl.entry_points import find_entry
-from flowrl.errors import ConfigError, combine
+from flowrl.errors import ConfigError, raise_all
 from flowrl.wording import listing, one_of_them, suggestion
 
 
@@ -40,9 +40,7 @@ def check_config(loaded: LoadedConfig, *, other_machines: bool = False) -> None:
     """
     left_out = (check_files.data_files_exist, _trackers_exist) if other_machines else ()
     checks = [check for check in _CHECKS if check not in left_out]
-    problems = [problem for check in checks for problem in check(loaded)]
-    if problems:
-        raise combine(problems)
+    raise_all(problem for check in checks for problem in check(loaded))
 
 
 def _stages_are_named(loaded: LoadedConfig) -> Problems:

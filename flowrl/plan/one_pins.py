@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import ResourcePool
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, raise_all
 from flowrl.graph.ir import Graph
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin
 from flowrl.plan.pin_errors import Near, PinError, contradiction
-from flowrl.plan.pins import LAYOUT_FIELDS, always_so, of_environment, pins_of, tell
+from flowrl.plan.pins import LAYOUT_FIELDS, always_so, of_environment, pins_of
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.ways.tasks import TaskWork, works_of
 
@@ -71,7 +71,7 @@ def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> O
             PinnedDecision(subject=pin.subject, field=pin.field, value=value, nodes=nodes)
         )
     address, wrong = _address(named, numbers)
-    tell([*problems, *wrong])
+    raise_all([*problems, *wrong])
     roles = [
         replace(role, recompute=again[role.name][1]) if role.name in again else role
         for role in request.roles

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, raise_all
 from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.pin_errors import Near, PinError, near_devices
-from flowrl.plan.pins import PinnedTasks, tell
+from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.ways.tasks import TaskWork
 
 
 def check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
     """A task's devices are all of one kind, in nodes that hold equally many."""
-    tell(
+    raise_all(
         [
             PinError(
                 f"{name} cannot be on devices of several kinds",

@@ -20,7 +20,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowrl.errors import PlanError, combine
+from flowrl.errors import PlanError, raise_all
 from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin, PlanOptions, pins_text
@@ -165,7 +165,7 @@ def read_pins(
         name: tuple(_numbers(own[OWN][1])) for name, own in chosen.items() if OWN in own
     }
     problems += filter(None, (_product(name, own, filters[name]) for name, own in chosen.items()))
-    tell(problems)
+    raise_all(problems)
     found = PinnedTasks(
         filters=filters,
         devices=devices,
@@ -211,13 +211,7 @@ def check_environments(pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
                 f"or set {asked['devices'].subject}.devices={both}",
             )
             problems.append(error)
-    tell(problems)
-
-
-def tell(problems: Sequence[PlanError]) -> None:
-    """Raises one error for all, where there are any."""
-    if problems:
-        raise combine(problems)
+    raise_all(problems)
 
 
 def pins_of(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self, TypeAlias, Unpack, cast, overload
+from typing import Annotated, Any, Self, TypeAlias, TypedDict, Unpack, cast, overload
 
 from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import (
@@ -56,6 +56,24 @@ _Decay: TypeAlias = Annotated[float, Range(low=0.0, high=1.0, below=True)]
 _SAMPLES = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
 
 
+class SamplingOptions(TypedDict, total=False):
+    """How samples are generated; `fl.Sampling` documents the single options.
+
+    What is not given, or None, comes from `sampling`, and without that from `train.sampling` of the
+    config. `grammar` (`fl.grammar`) is what a response may look like, where the role's backend can.
+    """
+
+    sampling: Sampling | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    min_tokens: int | None
+    max_tokens: int | None
+    grammar: Grammar | None
+
+
 class Policy(Role):
     """A role with a language model: it generates, gives logprobs, and learns."""
 
@@ -64,44 +82,17 @@ class Policy(Role):
 
     @operation
     def generate(
-        self,
-        prompts: Prompts,
-        n: int | None = None,
-        *,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        min_tokens: int | None = None,
-        max_tokens: int | None = None,
-        grammar: Grammar | None = None,
+        self, prompts: Prompts, n: int | None = None, **options: Unpack[SamplingOptions]
     ) -> Rollout:
         """`n` samples for each prompt.
 
         Args:
             prompts: What is answered.
             n: Samples for each prompt; `train.group_size` of the config where it is None.
-            sampling: Sampling options; `train.sampling` of the config where it is None.
-            temperature: This option alone; the others too, each with the meaning that
-                `fl.Sampling` gives it. What is not given comes from `sampling` or the config.
-            grammar: What a response may look like (`fl.grammar`), where the role's backend can.
+            options: `temperature` and other options of sampling, and a grammar.
         """
         tracer, name = self._begin(Op.GENERATE), f"{self.name}.generate"
-        attrs = _sampling_attrs(
-            name,
-            n,
-            sampling,
-            grammar,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            min_tokens=min_tokens,
-            max_tokens=max_tokens,
-        )
+        attrs = _sampling_attrs(name, n, options)
         reads = reads_of(name, {"prompts": (prompts, Prompts)})
         node = tracer.add(Op.GENERATE, name=name, role=self.name, reads=reads, attrs=attrs)
         return Rollout(tracer, node, _SAMPLES)
@@ -237,29 +228,17 @@ class Policy(Role):
         )
 
 
-def _sampling_attrs(
-    name: str,
-    n: int | None,
-    sampling: Sampling | None,
-    grammar: Grammar | None,
-    **options: float | None,
-) -> dict[str, Attr]:
-    """Returns the attributes of a `generate` node.
-
-    Args:
-        name: The name of the operation, for messages.
-        n: Samples for each prompt; None leaves it to the config.
-        sampling: All options; None leaves them to the config.
-        grammar: The constraint on a response.
-        options: Single options, which come before those of `sampling`; None is not given.
+def _sampling_attrs(name: str, n: int | None, options: SamplingOptions) -> dict[str, Attr]:
+    """Returns the attributes of a `generate` node, made by the operation `name`.
 
     Raises:
         TraceError: A value is of the wrong type or out of its bounds.
     """
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    sampling, grammar = given.pop("sampling", None), given.pop("grammar", None)
     check_value(name, "n", n, Count | None)
     check_value(name, "sampling", sampling, Sampling | None)
     check_value(name, "grammar", grammar, Grammar | None, 'write grammar=fl.grammar.regex("...")')
-    given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
     merged = check_spec(name, replace(sampling or Sampling(), **given))
     attrs: dict[str, Attr] = {"n": n, "sampling": None if sampling is None else merged}
     if sampling is None:
@@ -284,10 +263,7 @@ def interact(
     *,
     max_turns: int = ...,
     max_observation_tokens: int = ...,
-    sampling: Sampling | None = ...,
-    temperature: float | None = ...,
-    max_tokens: int | None = ...,
-    grammar: Grammar | None = ...,
+    **options: Unpack[SamplingOptions],
 ) -> _Taken: ...
 
 
@@ -300,10 +276,7 @@ def interact(
     *,
     max_turns: int = ...,
     max_observation_tokens: int = ...,
-    sampling: Sampling | None = ...,
-    temperature: float | None = ...,
-    max_tokens: int | None = ...,
-    grammar: Grammar | None = ...,
+    **options: Unpack[SamplingOptions],
 ) -> tuple[_Taken, ...]: ...
 
 
@@ -316,10 +289,7 @@ def interact(
     *,
     max_turns: int = 8,
     max_observation_tokens: int = MAX_OBSERVATION_TOKENS,
-    sampling: Sampling | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    grammar: Grammar | None = None,
+    **options: Unpack[SamplingOptions],
 ) -> _Taken | tuple[_Taken, ...]:
     """`n` episodes for each prompt.
 
@@ -331,9 +301,8 @@ def interact(
         n: Episodes for each prompt; `train.group_size` of the config where it is None.
         max_turns: Turns at most, of all policies together.
         max_observation_tokens: Tokens of an observation at most; a longer one ends the episode.
-        sampling: Sampling options; `max_tokens` is of one turn.
-        temperature: This option alone, as `max_tokens` is.
-        grammar: What a turn may look like.
+        options: Options of sampling and a grammar, as of `Policy.generate`; `max_tokens` and the
+            grammar are of one turn.
 
     Returns:
         The rollout, whose response mask leaves observations out, and the sum of each episode's
@@ -351,9 +320,7 @@ def interact(
     tracer = environment._begin(Op.INTERACT)
     for each in policies:
         each._begin(Op.GENERATE)
-    attrs = _sampling_attrs(
-        name, n, sampling, grammar, temperature=temperature, max_tokens=max_tokens
-    )
+    attrs = _sampling_attrs(name, n, options)
     region = tracer.region()
     episodes = tracer.add(
         Op.INTERACT,
