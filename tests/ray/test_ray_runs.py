@@ -26,7 +26,7 @@ from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.ray.executor import RayExecutor
 from flowrl.runtime.spans import SPANS
 from flowrl.specs import FinishReason
-from tests.runtime.many_programs import games_of
+from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_local_plans import by_own_logprobs, config_of, rows_of
 from tests.runtime.test_scaling import Asking, answer
 from tests.runtime.tiny_runs import WatchedDisplay, outcome
@@ -202,9 +202,11 @@ def test_a_worker_that_does_not_answer_has_ended(monkeypatch: pytest.MonkeyPatch
     cluster.close()
 
 
-def test_episodes_are_those_of_a_local_run(tmp_path: Path):
+@pytest.mark.parametrize("program", ["guessing", "debate"])
+def test_episodes_are_those_of_a_local_run(program: str, tmp_path: Path):
+    made = CONFIGS[program]
     folders = [
-        fl.run(None, games_of(tmp_path / name), executor=name, display=WatchedDisplay()).folder
+        fl.run(None, made(tmp_path / name), executor=name, display=WatchedDisplay()).folder
         for name in ("local", "ray")
     ]
     assert outcome(folders[0]) == outcome(folders[1])
