@@ -19,6 +19,7 @@ from flowrl.specs import AdamW, Sampling
 from flowrl.specs.loss import LossSpec, OwnScoreLoss, bradley_terry, dpo, policy_clip
 from flowrl_backends.torch import plugin
 from flowrl_backends.torch.packing import micro_batches
+from flowrl_backends.torch.ranks import Ranks
 from flowrl_backends.torch.trainer import TorchTrainer
 from flowrl_backends.torch.updates import Objective, update_together
 from tests.policy_contexts import load
@@ -301,7 +302,12 @@ def test_extra_fields_reach_the_loss(qwen: Path) -> None:
     trainer = TorchTrainer(context(qwen))
     trainer.begin(AdamW(), 1)
     objective = Objective.of(
-        batch, update_spec(batch), trainer.model, where="roles.actor", skip_zero=True
+        batch,
+        update_spec(batch),
+        trainer.model,
+        where="roles.actor",
+        skip_zero=True,
+        ranks=Ranks(None, torch.device("cpu")),
     )
     found: list[torch.Tensor] = []
     function = objective.loss.function

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,33 @@ class Metrics:
             self._maxima[name] = (
                 torch.maximum(self._maxima[name], top) if name in self._maxima else top
             )
+
+    def state(self) -> dict[str, Any]:
+        """Returns everything, with tensors on the host, for `joined`."""
+        return {
+            "loss": self._loss.cpu(),
+            "sums": {name: value.cpu() for name, value in self._sums.items()},
+            "counts": self._counts,
+            "maxima": {name: value.cpu() for name, value in self._maxima.items()},
+            "kept": self.kept(),
+            "positions": self._positions,
+        }
+
+    @classmethod
+    def joined(cls, states: Sequence[Mapping[str, Any]], device: torch.device) -> Metrics:
+        """Returns the metrics of an update of which ranks computed parts, in their order."""
+        whole = cls(device)
+        for state in states:
+            whole._loss = whole._loss + state["loss"].to(device)
+            whole._positions += state["positions"]
+            for name, value in state["sums"].items():
+                whole._sums[name] = whole._sums.get(name, 0) + value
+                whole._counts[name] = whole._counts.get(name, 0) + state["counts"][name]
+            for name, value in state["maxima"].items():
+                whole._maxima[name] = torch.maximum(whole._maxima.get(name, value), value)
+            if len(state["kept"][0]):
+                whole.keep(*state["kept"])
+        return whole
 
     def keep(self, predicted: torch.Tensor, source: Ints, sample: Ints) -> None:
         """Keeps the predictions of one micro-batch, `[R]`, with the places of their tokens."""

@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from flowrl.errors import CheckpointError
 from flowrl.specs import AdamW
 from flowrl_backends.torch.model import move_tensor
+from flowrl_backends.torch.ranks import placed
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -119,7 +121,7 @@ class Optimizer:
                 master.grad = torch.zeros_like(master)
             grads.append(master.grad)
         norm = torch.nn.utils.get_total_norm(grads)
-        grad_norm = float(norm)
+        grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         finite = math.isfinite(grad_norm)
         if finite:
             limit = self.spec.max_grad_norm
@@ -156,7 +158,7 @@ class Optimizer:
         self._adamw.state.clear()
         for name, master in self._masters.items():
             if name in self._low:
-                master.copy_(_checked(tensors, f"master.{name}", master.shape))
+                master.copy_(_checked(tensors, f"master.{name}", master))
             # Before its first applied update a parameter has no moments.
             if f"step.{name}" not in tensors:
                 continue
@@ -165,9 +167,7 @@ class Optimizer:
             self._adamw.state[master] = {
                 "step": steps.to(master.device) if on_device else steps.clone(),
                 **{
-                    key: _checked(tensors, f"{key}.{name}", master.shape).to(
-                        master.device, copy=True
-                    )
+                    key: _checked(tensors, f"{key}.{name}", master).to(master.device, copy=True)
                     for key in ("exp_avg", "exp_avg_sq")
                 },
             }
@@ -192,12 +192,13 @@ def _implementation(device: torch.device) -> dict[str, bool]:
     return {"fused": True} if device.type in ("cpu", "cuda") else {}
 
 
-def _checked(tensors: Mapping[str, torch.Tensor], name: str, shape: torch.Size) -> torch.Tensor:
+def _checked(tensors: Mapping[str, torch.Tensor], name: str, like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of a checkpoint, divided over ranks as `like` is."""
     tensor = tensors.get(name)
-    if tensor is None or tensor.shape != shape:
+    if tensor is None or tensor.shape != like.shape:
         raise CheckpointError(
             f"the checkpoint's tensor {name} does not belong to this model",
             found="nothing" if tensor is None else str(tuple(tensor.shape)),
-            expected=str(tuple(shape)),
+            expected=str(tuple(like.shape)),
         )
-    return tensor
+    return placed(tensor, like)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from flowrl.errors import BackendError
 from flowrl_backends.torch.packing import Block, Packed
@@ -80,6 +81,9 @@ def packed_values(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
             model.device,
         )
     head = value_head(model)
+    if isinstance(head, FSDPModule):  # its parameters are there in its own forward alone
+        numbers: torch.Tensor = head(hidden.float())[:, 0]
+        return numbers
     bias = None if head.bias is None else head.bias.float()
     return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)[:, 0]
 

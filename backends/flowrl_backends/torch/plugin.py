@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from flowrl.backend.plugin import BackendStatus, BasePlugin, Capabilities, Service
 from flowrl.errors import BackendError
@@ -13,6 +15,20 @@ if TYPE_CHECKING:
     from flowrl.backend.protocols import GenerateBackend, PolicyContext, TrainBackend
 
 _NEEDED = ("torch", "transformers", "safetensors")
+
+
+class TorchOptions(BaseModel):
+    """`roles.NAME.options` of a role that torch trains.
+
+    Attributes:
+        shard: What the ranks of a trainer divide among them, besides the batch: `none`, the state
+            of the `optimizer` (ZeRO-1), the `gradients` too (ZeRO-2), or the parameters too, `full`
+            (ZeRO-3).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shard: Literal["none", "optimizer", "gradients", "full"] = "full"
 
 
 class TorchPlugin(BasePlugin):
@@ -24,6 +40,7 @@ class TorchPlugin(BasePlugin):
     """
 
     name = "torch"
+    options = TorchOptions
     capabilities = Capabilities(
         services=frozenset({Service.GENERATE, Service.TRAIN}),
         devices=frozenset({"cpu", "cuda", "npu"}),
@@ -96,5 +113,6 @@ class TorchPlugin(BasePlugin):
         """Opens a trainer."""
         from flowrl_backends.torch.trainer import TorchTrainer
 
-        trainer: TrainBackend = TorchTrainer(context)
+        options = self.options.model_validate(context.options)
+        trainer: TrainBackend = TorchTrainer(context, shard=options.shard)
         return trainer

@@ -7,6 +7,7 @@ prefixes like everything else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from flowrl.backend.batch import Floats, Ints, SequenceBatch
 from flowrl.specs.loss import Prediction
 from flowrl_backends.torch.packed_forward import packed_logits, packed_values
 from flowrl_backends.torch.packing import Packed, micro_batches, pack
+from flowrl_backends.torch.ranks import Ranks
 from flowrl_backends.torch.repeat import Repeat, repeat_sampler
 
 if TYPE_CHECKING:
@@ -87,25 +89,37 @@ def predict(
     return Predicted(values=values, node=node, entropy=entropy, logits=logits, repeat=repeat)
 
 
+def _passes(batch: SequenceBatch, rows: Ints, ranks: Ranks) -> Iterator[tuple[Packed, bool]]:
+    """Yields the passes without gradient of this rank, and False where one is empty."""
+    own = ranks.part(batch, rows)
+    parts = micro_batches(batch, own, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS)
+    for part, counts in ranks.passes(parts, rows):
+        yield pack(batch, part), counts
+
+
 def predict_all(
     model: PreTrainedModel,
     batch: SequenceBatch,
     rows: Ints,
     kind: Prediction,
     temperature: float = 1.0,
+    *,
+    ranks: Ranks,
 ) -> Floats:
     """Returns float32 `[T]`, the predictions at response tokens of `rows`, else 0; no gradient."""
     result = np.zeros(len(batch.tokens), np.float32)
     with torch.no_grad():
-        for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
-            packed = pack(batch, part)
+        for packed, counts in _passes(batch, rows, ranks):
             predicted = predict(model, batch, packed, kind, temperature)
-            result[packed.source] = predicted.values.float().cpu().numpy()
+            if counts:
+                result[packed.source] = predicted.values.float().cpu().numpy()
             del predicted  # its logits are not to be in memory beside those of the next pass
-    return result
+    return ranks.summed(result)
 
 
-def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
+def distributions(
+    model: PreTrainedModel, batch: SequenceBatch, temperature: float, *, ranks: Ranks
+) -> Floats:
     """Returns float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
 
     They are those of logits / temperature, or of their transformation by the batch's sampler.
@@ -115,8 +129,7 @@ def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: flo
     result = np.zeros((int(batch.response_mask.sum()), int(model.config.vocab_size)), np.float32)
     rows = np.flatnonzero(batch.response_lengths)
     with torch.no_grad():
-        for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
-            packed = pack(batch, part)
+        for packed, counts in _passes(batch, rows, ranks):
             logits = packed_logits(model, packed)
             node = packed.target_row[packed.target_of]
             repeat = repeat_sampler(batch, packed, logits.shape[1], model.device)
@@ -126,12 +139,15 @@ def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: flo
                 ascending = torch.from_numpy(node).to(model.device)[repeat.order]
                 left = sampler_logits(logits, ascending, temperature, repeat.transform)
                 found = left.log_softmax(-1)[repeat.back].cpu().numpy()
-            result[order[packed.source]] = found
+            if counts:
+                result[order[packed.source]] = found
             del logits
-    return result
+    return ranks.summed(result)
 
 
-def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
+def squares(
+    model: PreTrainedModel, batch: SequenceBatch, temperature: float, *, ranks: Ranks
+) -> Floats:
     """Returns float32 `[T]`, the sum of squared probabilities at each response token, else 0.
 
     They are those of softmax(logits / temperature), or of its transformation by the batch's
@@ -140,8 +156,7 @@ def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) ->
     result = np.zeros(len(batch.tokens), np.float32)
     rows = np.flatnonzero(batch.response_lengths)
     with torch.no_grad():
-        for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
-            packed = pack(batch, part)
+        for packed, counts in _passes(batch, rows, ranks):
             logits = packed_logits(model, packed)
             node = torch.from_numpy(packed.target_row[packed.target_of]).to(model.device)
             repeat = repeat_sampler(batch, packed, logits.shape[1], model.device)
@@ -151,9 +166,10 @@ def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) ->
                 ascending = node[repeat.order]
                 found = squared_probabilities(logits, temperature, ascending, repeat.transform)
                 found = found[repeat.back]
-            result[packed.source] = found.cpu().numpy()
+            if counts:
+                result[packed.source] = found.cpu().numpy()
             del logits
-    return result
+    return ranks.summed(result)
 
 
 def closed(batch: SequenceBatch, places: Ints | None = None) -> SequenceBatch:

@@ -32,6 +32,7 @@ from flowrl_backends.torch.model import (
 )
 from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.predict import closed, distributions, predict_all, squares
+from flowrl_backends.torch.ranks import Ranks, Shard
 from flowrl_backends.torch.recompute import recomputed_layers
 from flowrl_backends.torch.updates import Objective, update_together
 from flowrl_backends.torch.weights import Average, load_weights
@@ -66,6 +67,7 @@ class TorchTrainer:
             the advantage and has no KL term. They count in denominators, so loss and gradient are
             the same. Metrics of the loss (ratios, clip fractions, entropy) are then means over the
             samples that were computed, and are absent if there are none.
+        shard: What is divided over the ranks of `context.rank`.
 
     Attributes:
         model: The model; an engine in this process may read its parameters in place. They are the
@@ -74,7 +76,9 @@ class TorchTrainer:
 
     model: PreTrainedModel
 
-    def __init__(self, context: PolicyContext, *, skip_zero: bool = True) -> None:
+    def __init__(
+        self, context: PolicyContext, *, skip_zero: bool = True, shard: Shard = "full"
+    ) -> None:
         if context.trainable and context.dtype == "float16":
             raise BackendError(
                 "float16 parameters cannot be trained here",
@@ -90,6 +94,8 @@ class TorchTrainer:
         check_packing(self.model, context.head, context.max_length)
         self._context = context
         self._device = torch.device(context.device)
+        self._ranks = Ranks(context.rank, self._device)
+        self._ranks.divide(self.model, context.head, shard)
         self._skip_zero = skip_zero
         self._optimizer: Optimizer | None = None
         self._average = Average()
@@ -114,7 +120,9 @@ class TorchTrainer:
             BackendError: The model ends in a value head, or its vocabulary lacks a token.
         """
         self._require("lm", "logprobs", batch)
-        return predict_all(self.model, batch, _answered(batch), "logprobs", temperature)
+        return predict_all(
+            self.model, batch, _answered(batch), "logprobs", temperature, ranks=self._ranks
+        )
 
     def distributions(self, batch: SequenceBatch, temperature: float) -> Floats:
         """Returns float32 `[R, V]`, logprobs of the whole vocabulary at each response token.
@@ -123,7 +131,7 @@ class TorchTrainer:
             BackendError: The model ends in a value head, or its vocabulary lacks a token.
         """
         self._require("lm", "distributions", batch)
-        return distributions(self.model, batch, temperature)
+        return distributions(self.model, batch, temperature, ranks=self._ranks)
 
     def squares(self, batch: SequenceBatch, temperature: float) -> Floats:
         """Returns float32 `[T]`, the sum of squared probabilities at each response token.
@@ -132,7 +140,7 @@ class TorchTrainer:
             BackendError: The model ends in a value head, or its vocabulary lacks a token.
         """
         self._require("lm", "squared probabilities", batch)
-        return squares(self.model, batch, temperature)
+        return squares(self.model, batch, temperature, ranks=self._ranks)
 
     def values(self, batch: SequenceBatch) -> Floats:
         """Returns float32 `[T]`, the value of the state before each response token, else 0.
@@ -141,7 +149,7 @@ class TorchTrainer:
             BackendError: The model has no value head, or its vocabulary lacks a token.
         """
         self._require("value", "values", batch)
-        return predict_all(self.model, batch, _answered(batch), "values")
+        return predict_all(self.model, batch, _answered(batch), "values", ranks=self._ranks)
 
     def scores(self, batch: SequenceBatch) -> Floats:
         """Returns float32 `[N]`, the value head's output at each sample's last token.
@@ -151,7 +159,7 @@ class TorchTrainer:
         """
         self._require("value", "scores", batch)
         longer = closed(batch)
-        found = predict_all(self.model, longer, np.arange(len(batch)), "scores")
+        found = predict_all(self.model, longer, np.arange(len(batch)), "scores", ranks=self._ranks)
         return found[longer.response_mask]
 
     def token_scores(self, batch: SequenceBatch) -> Floats:
@@ -163,7 +171,7 @@ class TorchTrainer:
         self._require("value", "scores", batch)
         places = np.flatnonzero(batch.response_mask)
         longer = closed(batch, places)
-        found = predict_all(self.model, longer, _answered(batch), "scores")
+        found = predict_all(self.model, longer, _answered(batch), "scores", ranks=self._ranks)
         scores = np.zeros(len(batch.tokens), np.float32)
         scores[places] = found[longer.response_mask]
         return scores
@@ -227,7 +235,14 @@ class TorchTrainer:
             head: Head = "lm" if wanted == "logprobs" else "value"
             self._require(head, f"{wanted}, as {spec.loss} reads", batch.sequences)
             objectives.append(
-                Objective.of(batch, spec, self.model, where=where, skip_zero=self._skip_zero)
+                Objective.of(
+                    batch,
+                    spec,
+                    self.model,
+                    where=where,
+                    skip_zero=self._skip_zero,
+                    ranks=self._ranks,
+                )
             )
         mini_batches = zip(*(spec.mini_batches for _, spec in terms), strict=True)
         recomputes = (spec.recompute for _, spec in terms if spec.recompute != "none")
@@ -251,9 +266,13 @@ class TorchTrainer:
 
     def export(self, folder: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
+        parameters = self._ranks.whole(self.model.state_dict(keep_vars=True))
+        if not self._ranks.is_first:
+            return
         folder.mkdir(parents=True, exist_ok=True)
+        given = parameters if self._ranks.size > 1 else None
         with quiet_transformers(), checkpoint.system_errors(folder):
-            self.model.save_pretrained(folder, max_shard_size=_BUCKET_BYTES)
+            self.model.save_pretrained(folder, state_dict=given, max_shard_size=_BUCKET_BYTES)
         checkpoint.copy_files(tokenizer_files(self._context.model), folder)
         checkpoint.flush_folder(folder)
 
@@ -309,6 +328,9 @@ class TorchTrainer:
             state["updates"] = self._optimizer.updates
         tensors |= {f"average.{n}": t for n, t in self._average.kept.items()}
         tensors |= {f"random.{n}": t for n, t in _random_state(self._device).items()}
+        tensors = self._ranks.whole(tensors)
+        if not self._ranks.is_first:
+            return
         checkpoint.write_tensors(folder / _TENSORS, tensors)
         checkpoint.write_json(folder / _STATE, state)
         checkpoint.flush_folder(folder)
@@ -382,6 +404,7 @@ class TorchTrainer:
         """Frees everything; idempotent."""
         if not self._closed:
             self._closed = True
+            self._ranks.close()
             self._optimizer = None
             del self.model
 

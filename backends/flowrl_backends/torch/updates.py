@@ -29,6 +29,7 @@ from flowrl_backends.torch.metrics import Metrics
 from flowrl_backends.torch.optimizer import Optimizer, StepResult
 from flowrl_backends.torch.packing import micro_batches, pack
 from flowrl_backends.torch.predict import Predicted, predict, predict_all
+from flowrl_backends.torch.ranks import Ranks
 from flowrl_backends.torch.token_fields import (
     check_distributions,
     check_fields,
@@ -72,7 +73,8 @@ def update_together(
 class Objective:
     """The objective of the updates on one batch, checked against that batch.
 
-        objective = Objective.of(batch, spec, model, where="roles.actor", skip_zero=True)
+        objective = Objective.of(batch, spec, model, where="roles.actor", skip_zero=True,
+            ranks=ranks)
         steps = [update_together(optimizer, [(objective, rows)]) for rows in spec.mini_batches]
 
     Attributes:
@@ -81,6 +83,7 @@ class Objective:
         order: int64 `[T]`, the index of each response token among those of the batch.
         num_tokens: int64 `[N]`, the number of response tokens of each sample of the caller.
         skip_zero: True to skip samples whose advantages are all 0, if that changes no gradient.
+        ranks: The ranks that compute the updates together.
     """
 
     model: PreTrainedModel
@@ -91,6 +94,7 @@ class Objective:
     order: Ints
     num_tokens: Ints
     skip_zero: bool
+    ranks: Ranks
 
     @classmethod
     def of(
@@ -101,6 +105,7 @@ class Objective:
         *,
         where: str,
         skip_zero: bool,
+        ranks: Ranks,
     ) -> Objective:
         """Resolves loss and KL term.
 
@@ -133,6 +138,7 @@ class Objective:
             order=np.cumsum(batch.sequences.response_mask) - 1,
             num_tokens=num_tokens,
             skip_zero=skip_zero,
+            ranks=ranks,
         )
 
     def add_gradients(self, optimizer: Optimizer, rows: Sequence[int]) -> _Gradients:
@@ -147,10 +153,13 @@ class Objective:
         if self._may_skip():
             live = live[_has_advantage(self.batch, live)]
         metrics = Metrics(self.model.device)
-        for part in self._micro_batches(live):
-            self._accumulate(part, weights, known, metrics)
+        for part, counts in self.ranks.passes(self._micro_batches(live), live):
+            if counts:
+                self._accumulate(part, weights, known, metrics)
+            else:
+                self._accumulate_nothing(part)
             optimizer.accumulate()
-        return _Gradients(metrics, chosen, live)
+        return _Gradients(self.ranks.joined(metrics), chosen, live)
 
     def result(self, gradients: _Gradients, outcome: StepResult) -> OptimizerStep:
         """Returns what is reported of an update to which the objective added its gradient."""
@@ -193,11 +202,14 @@ class Objective:
         return self.skip_zero and self.loss.proportional and not pulled
 
     def _micro_batches(self, rows: Ints) -> list[Ints]:
-        if not self.spec.loss.pairs:
-            return micro_batches(self.batch.sequences, rows, self.spec.micro_batch)
-        # A group that fits is never cut, so pairs are the groups here; the smallest part is a pair.
-        pairs = replace(self.batch.sequences, groups=np.arange(len(self.batch)) // 2)
-        return micro_batches(pairs, rows, max(self.spec.micro_batch, 2))
+        """Returns the micro-batches of this rank."""
+        sequences, limit = self.batch.sequences, self.spec.micro_batch
+        if self.spec.loss.pairs:
+            # A group that fits is never cut, so pairs are the groups here, and the smallest part.
+            sequences = replace(sequences, groups=np.arange(len(self.batch)) // 2)
+            limit = max(limit, 2)
+        own = self.ranks.part(sequences, rows, whole_groups=self.spec.loss.pairs)
+        return micro_batches(sequences, own, limit)
 
     def _accumulate(
         self,
@@ -238,6 +250,13 @@ class Objective:
         (total if weight == 1 else weight * total).backward()  # type: ignore[no-untyped-call]
         metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
 
+    def _accumulate_nothing(self, part: Ints) -> None:
+        """Takes part in the passes of the other ranks."""
+        sequences, loss = self.batch.sequences, self.spec.loss
+        packed = pack(sequences, part)
+        predicted = predict(self.model, sequences, packed, loss.predicts, self.spec.temperature)
+        (0.0 * predicted.values.sum()).backward()  # type: ignore[no-untyped-call]
+
     def _divergence(self, predicted: Predicted, inputs: TokenBatch, source: Ints) -> torch.Tensor:
         """KL(policy || reference) at each token of a micro-batch, `[R]`."""
         if self.kl is not None:
@@ -274,7 +293,14 @@ class Objective:
         own = self.spec.old_policy == "own" and "old_logprobs" in self.spec.loss.needs
         logprobs = None
         if wanted == "logprobs" or own:
-            found = predict_all(self.model, sequences, rows, "logprobs", self.spec.temperature)
+            found = predict_all(
+                self.model,
+                sequences,
+                rows,
+                "logprobs",
+                self.spec.temperature,
+                ranks=self.ranks,
+            )
             logprobs = gathered(found, source, device)
         fields = token_batch(self.batch, source, row[source], device)
         if own:

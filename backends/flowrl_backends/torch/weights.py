@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from flowrl.backend.weights import Bytes, checksum_of
 from flowrl.errors import BackendError
 from flowrl_backends.torch.model import quiet_transformers
+from flowrl_backends.torch.ranks import placed
 
 
 class Average:
@@ -46,9 +48,10 @@ class Average:
         """Averages tensors with the targets of their names; two names of one tensor count once."""
         for name, tensor in tensors.items():
             target = targets[name]
-            if target.data_ptr() in self._taken:
+            if address(target) in self._taken:
                 continue
-            self._taken.add(target.data_ptr())
+            self._taken.add(address(target))
+            tensor = placed(tensor, target)
             if not target.is_floating_point():
                 target.copy_(tensor)
             elif target.dtype == torch.float32:
@@ -56,7 +59,8 @@ class Average:
                 target.mul_(self._decay).add_(loaded, alpha=1 - self._decay)
             else:
                 own = self.kept.get(name)
-                own = self.kept[name] = target.cpu().float() if own is None else own
+                own = target.cpu().float() if own is None else placed(own, target)
+                self.kept[name] = own
                 own.mul_(self._decay).add_(tensor.cpu().float(), alpha=1 - self._decay)
                 target.copy_(own)
 
@@ -116,7 +120,7 @@ def _shapes(bucket: Bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
 @torch.no_grad()
 def _copy(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
-        targets[name].copy_(tensor)
+        targets[name].copy_(placed(tensor, targets[name]))
 
 
 def _translated(model: PreTrainedModel, buckets: Iterable[Bytes]) -> dict[str, torch.Tensor] | None:
@@ -147,11 +151,11 @@ def _check(
     role: str,
 ) -> None:
     unexpected = sorted(set(shapes) - set(targets))
-    loaded = {targets[name].data_ptr() for name in shapes if name in targets}
+    loaded = {address(targets[name]) for name in shapes if name in targets}
     missing = sorted(
         name
         for name, tensor in targets.items()
-        if name not in shapes and tensor.data_ptr() not in loaded
+        if name not in shapes and address(tensor) not in loaded
     )
     if missing or unexpected:
         parts = [
@@ -173,6 +177,13 @@ def _check(
                 found=f"{name} of shape {list(shape)}",
                 expected=f"shape {list(targets[name].shape)}",
             )
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Returns where a tensor is in memory; that of a rank's part, which may be empty."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local().untyped_storage().data_ptr()
+    return tensor.data_ptr()
 
 
 def _list(names: list[str]) -> str:
