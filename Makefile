@@ -47,6 +47,7 @@ SOAK_SEED ?= 0
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
+	$(BIN)/flowrl report "$$(ls -td runs/quickstart*/ | head -n 1)"
 
 test: set-up
 	$(TEST) $(QUICK) $(SHARED)

@@ -292,8 +292,13 @@ class JsonLines:
         self.close()
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
+def read_json_lines(
+    path: Path, keep: Callable[[bytes], bool] | None = None
+) -> Iterator[dict[str, object]]:
     """Yields the rows of a log in order, without an incomplete last line; none for a missing file.
+
+    Args:
+        keep: Says of a line whether it is parsed at all; None parses every line.
 
     Raises:
         DataError: A complete line is not a JSON object; with its number.
@@ -301,7 +306,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
     if not path.exists():
         return
     with path.open("rb") as stream:
-        for _, row in _rows(path, stream):
+        for _, row in _rows(path, stream, keep):
             if row is not None:
                 yield row
 
@@ -386,9 +391,13 @@ def filter_json_lines(path: Path, keep: Callable[[dict[str, object]], bool]) -> 
     return removed
 
 
-def _rows(path: Path, stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, object] | None]]:
-    """Yields each line with its row; None for an incomplete line."""
+def _rows(
+    path: Path, stream: BinaryIO, keep: Callable[[bytes], bool] | None = None
+) -> Iterator[tuple[bytes, dict[str, object] | None]]:
+    """Yields each line that is kept with its row; None for an incomplete line."""
     for number, line in enumerate(stream, start=1):
+        if keep is not None and not keep(line):
+            continue
         if not line.endswith(b"\n"):
             yield line, None
             return

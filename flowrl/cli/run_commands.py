@@ -42,3 +42,22 @@ def trace(
     from flowrl.cli import trace as command
 
     command.run(run, output, as_json=json)
+
+
+def report(
+    run: RunPath,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the page goes; RUN/report.html by default.",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run as one page for a browser: its numbers, times, samples and configuration."""
+    from flowrl.cli import report as command
+
+    command.run(run, output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 from flowrl.cli.why import excerpt, row_lines
@@ -34,11 +33,10 @@ def run(
         ConfigError: The run has no sample, or none of this step.
     """
     opened = RunFolder.open(folder)
-    rows: Iterator[SampleRow] = opened.samples()
-    if step is not None:
+    if step is not None or (worst is None and contains is None):
         rows = _of_step(opened, step)
-    elif worst is None and contains is None:
-        rows = _of_last_step(opened)
+    else:
+        rows = opened.samples()
     if contains is not None:
         rows = (
             row
@@ -68,43 +66,29 @@ def _score(row: SampleRow) -> float:
     return row.score
 
 
-def _of_step(opened: RunFolder, step: int) -> Iterator[SampleRow]:
-    is_known = False
-    last = 0
-    for row in opened.samples():
-        if row.step == step:
-            is_known = True
-            yield row
-        last = max(last, row.step)
-    if not is_known:
-        raise (
-            _none(opened)
-            if not last
-            else ConfigError(
-                f"no sample of step {step} is logged",
-                where=f"--step {step}",
-                expected=f"a step from 1 to {last}",
-                hint=f"`flowrl samples {opened.path}` shows the last step",
-            )
+def _of_step(opened: RunFolder, step: int | None) -> Iterator[SampleRow]:
+    """Yields the samples of a step of any stage, or of the last step of the run.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    places = opened.sample_steps()
+    if not places:
+        raise ConfigError(
+            "this run has no samples",
+            where=str(opened.path / "samples.jsonl"),
+            found="no rows",
+            hint="a step with a rollout logs its samples when it ends; other stages have none",
         )
-
-
-def _of_last_step(opened: RunFolder) -> Iterator[SampleRow]:
-    rows: list[SampleRow] = []
-    for _, each in groupby(opened.samples(), key=lambda row: (row.stage, row.step)):
-        rows = list(each)
-    if not rows:
-        raise _none(opened)
-    return iter(rows)
-
-
-def _none(opened: RunFolder) -> ConfigError:
-    return ConfigError(
-        "this run has no samples",
-        where=str(opened.path / "samples.jsonl"),
-        found="no rows",
-        hint="a step with a rollout logs its samples when it ends; a stage without one has none",
-    )
+    chosen = places[-1:] if step is None else [place for place in places if place[1] == step]
+    if not chosen:
+        raise ConfigError(
+            f"no sample of step {step} is logged",
+            where=f"--step {step}",
+            expected=f"a step from 1 to {max(last for _, last in places)}",
+            hint=f"`flowrl samples {opened.path}` shows the last step",
+        )
+    return opened.samples_at(chosen)
 
 
 def _lines(row: SampleRow) -> list[str]:

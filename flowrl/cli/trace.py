@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
@@ -12,26 +11,8 @@ from flowrl.cli.files import format_of, require_output, write_output
 from flowrl.files import encode_json
 from flowrl.observe.run_folder import RunFolder
 from flowrl.observe.run_text import format_seconds
-from flowrl.observe.trace import WAIT, Span, run_spans, trace_text
+from flowrl.observe.trace import Work, run_spans, trace_text, work_of
 from flowrl.wording import counted, percent, table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a worker did in all its time.
-
-    Attributes:
-        operation: `update`, `step` of all steps together, or `wait for a batch`.
-        seconds: Their sum; a step of the driver holds its waits.
-        share: `seconds` over the time from the first to the last slice of the run.
-    """
-
-    where: str
-    worker: str
-    operation: str
-    seconds: float
-    share: float
-    calls: int
 
 
 def run(folder: Path, output: Path | None, *, as_json: bool) -> None:
@@ -45,8 +26,7 @@ def run(folder: Path, output: Path | None, *, as_json: bool) -> None:
         format_of(output, {".json": "json"}, "json")
         require_output(output)
     spans = run_spans(RunFolder.open(folder).path)
-    whole_s = max(span.end_s for span in spans) - spans[0].begin_s
-    works = work_of(spans, whole_s)
+    whole_s, works = work_of(spans)
     if as_json:
         rows = [asdict(work) for work in works]
         print(encode_json({"seconds": whole_s, "work": rows}), end="")
@@ -56,29 +36,6 @@ def run(folder: Path, output: Path | None, *, as_json: bool) -> None:
         workers = counted(len({(work.where, work.worker) for work in works}), "worker")
         what = f"{counted(len(spans), 'slice')} of {workers}; open it at https://ui.perfetto.dev"
         write_output(output, trace_text(spans), None if as_json else what)
-
-
-def work_of(spans: Sequence[Span], whole_s: float) -> list[Work]:
-    """Returns the work of each worker in the order of their begin, the longest first."""
-    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
-    calls: Counter[tuple[str, str, str]] = Counter()
-    workers = list(dict.fromkeys((span.where, span.worker) for span in spans))
-    for span in spans:
-        name = span.operation.rstrip("0123456789").strip() or span.operation  # all steps together
-        if span.operation == WAIT:
-            name = f"wait for {span.waits_for}" if span.waits_for else WAIT
-        key = (span.where, span.worker, name)
-        seconds[key] += span.end_s - span.begin_s
-        calls[key] += span.calls
-    return [
-        Work(
-            where=where, worker=worker, operation=operation, seconds=spent,
-            share=spent / whole_s if whole_s else 0.0, calls=calls[where, worker, operation],
-        )
-        for (where, worker, operation), spent in sorted(
-            seconds.items(), key=lambda item: (workers.index(item[0][:2]), -item[1])
-        )
-    ]  # fmt: skip
 
 
 def _lines(works: Sequence[Work], whole_s: float) -> list[str]:

@@ -31,8 +31,9 @@ import fcntl
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,6 +58,7 @@ _log = logging.getLogger(__name__)
 _READERS_S = 1.0
 _RETRY_S = 0.02
 _CONFIG = "config.yaml"
+_PLACE = re.compile(rb'\{"stage": ?"([^"]*)", ?"step": ?(\d+)')
 _LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 
 
@@ -297,6 +299,20 @@ class RunFolder:
         """Yields the rows of samples.jsonl."""
         return map(SampleRow.from_json, read_json_lines(self.path / "samples.jsonl"))
 
+    def sample_steps(self) -> list[tuple[str, int]]:
+        """Returns the stages and steps that have rows in samples.jsonl, in order; parses no row."""
+        path = self.path / "samples.jsonl"
+        if not path.exists():
+            return []
+        with path.open("rb") as lines:
+            return list(dict.fromkeys(place for line in lines if (place := _place(line))))
+
+    def samples_at(self, steps: Collection[tuple[str, int]]) -> Iterator[SampleRow]:
+        """Yields the rows of samples.jsonl of these stages and steps; no others are parsed."""
+        path = self.path / "samples.jsonl"
+        rows = read_json_lines(path, lambda line: _place(line) in steps)
+        return map(SampleRow.from_json, rows)
+
     def samples_of(self, group: str, member: str | None = None) -> Iterator[SampleRow]:
         """Yields the rows of a group, or of one member, of samples.jsonl; no others are parsed."""
         text = f'"{group}/' if member is None else f'"{group}/{member}"'
@@ -333,6 +349,12 @@ class RunFolder:
         with suppress(FileNotFoundError):
             (self.path / "summary.json").unlink()
         return removed
+
+
+def _place(line: bytes) -> tuple[str, int] | None:
+    """Returns the stage and the step of a line of samples.jsonl; None of a torn one."""
+    found = _PLACE.match(line)
+    return (found[1].decode(), int(found[2])) if found and line.endswith(b"\n") else None
 
 
 def _position(row: dict[str, object], order: dict[str, int], path: Path) -> tuple[int, int]:

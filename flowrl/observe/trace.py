@@ -8,6 +8,7 @@ where workers are (a node, or a simulated device), a thread is a worker, a slice
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -194,3 +195,48 @@ def read_spans(path: Path) -> Iterator[Span]:
                     waits_for=event["args"].get("waits_for", ""),
                     calls=event["args"].get("calls", 1),
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a worker did in all its time.
+
+    Attributes:
+        operation: `update`, `step` of all steps together, or `wait for a batch`.
+        seconds: Their sum; a step of the driver holds its waits.
+        share: `seconds` over the time from the first to the last slice of the run.
+    """
+
+    where: str
+    worker: str
+    operation: str
+    seconds: float
+    share: float
+    calls: int
+
+
+def work_of(spans: Sequence[Span]) -> tuple[float, list[Work]]:
+    """Returns the seconds from the first of `run_spans` to the last, and the work in them.
+
+    Workers are in the order of their begin, and the work of each begins with the longest.
+    """
+    whole_s = max(span.end_s for span in spans) - spans[0].begin_s
+    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    calls: Counter[tuple[str, str, str]] = Counter()
+    workers = list(dict.fromkeys((span.where, span.worker) for span in spans))
+    for span in spans:
+        name = span.operation.rstrip("0123456789").strip() or span.operation  # all steps together
+        if span.operation == WAIT:
+            name = f"wait for {span.waits_for}" if span.waits_for else WAIT
+        key = (span.where, span.worker, name)
+        seconds[key] += span.end_s - span.begin_s
+        calls[key] += span.calls
+    return whole_s, [
+        Work(
+            where=where, worker=worker, operation=operation, seconds=spent,
+            share=spent / whole_s if whole_s else 0.0, calls=calls[where, worker, operation],
+        )
+        for (where, worker, operation), spent in sorted(
+            seconds.items(), key=lambda item: (workers.index(item[0][:2]), -item[1])
+        )
+    ]  # fmt: skip

@@ -259,3 +259,16 @@ def test_a_log_that_was_removed_is_told_at_the_end_and_the_lock_is_free(tmp_path
     with pytest.raises(FileNotFoundError, match=r"samples\.jsonl"):
         folder.close()
     RunFolder.resume(folder.path).close()
+
+
+def test_samples_of_some_steps_are_read_without_the_others(tmp_path):
+    with new(tmp_path) as folder:
+        assert folder.sample_steps() == []
+        write_steps(folder, "sft", 1, 2)
+        write_steps(folder, "grpo", 1, 2)
+        with (folder.path / "samples.jsonl").open("a") as stream:
+            stream.write('{"stage":"grpo","step":3,"samp')  # torn
+        places = [("sft", 1), ("sft", 2), ("grpo", 1), ("grpo", 2)]
+        assert folder.sample_steps() == places
+        rows = list(folder.samples_at({("sft", 2), ("grpo", 1)}))
+        assert rows == [sample(*place, n) for place in (("sft", 2), ("grpo", 1)) for n in range(3)]
