@@ -97,22 +97,6 @@ class RowFields(Section):
     is one field alone takes what is in it, text or a conversation: a list of messages, each with
     `role` and `content`. Of a conversation that ends with an answer of the assistant, the prompt is
     what is before that answer, and a response is that answer.
-
-    Attributes:
-        preset: Sets the other keys for a known layout of rows; keys that are written win.
-        format: Format of the files; None recognises it by their content.
-        prompt: Template of the prompt; `{field}` is replaced by a field of the row.
-        answer: Field that holds the reference answer.
-        solution: Template of the response that supervised stages learn from, and of the preferred
-            one of a pair.
-        rejected: Template of the other response of a pair; only stages that learn from pairs read
-            it.
-        system: The system message of conversations that have none of their own.
-        few_shot: Turns before the prompt.
-        tools: Field that holds the tools of a conversation, as a list of JSON schemas or as its
-            JSON text; a row without it has none.
-        turns: The texts that begin the turns of a conversation which is written as one text, by
-            role.
     """
 
     preset: Preset | None = None
@@ -279,23 +263,6 @@ class DataConfig(RowFields):
 
     `train` and `eval` are a path, as that of kind `file`, or a mapping with `kind`. The keys of
     this section about rows (`prompt`, `answer`, ...) apply to plain paths.
-
-    Attributes:
-        origin: Origin of the files, for people; shown when a file is missing.
-        max_prompt_tokens: Tokens of the longest prompt that is taken.
-        overlong: What is done with longer prompts, which are counted: `filter` leaves them out,
-            `cut_left` keeps their last tokens, `refuse` stops the run.
-        max_bad_rows: Number of unreadable rows that are skipped before the run stops.
-        chat_template: Wraps the prompt as a user's turn with the model's own chat template;
-            `auto` does so if the tokenizer has one.
-        chat_args: Further variables of the chat template, such as `enable_thinking`.
-        response_prefix: Text with which each response begins, such as `<think>`; it is part of the
-            prompt and no tokens are learned from it.
-        difficulty: Selects training rows by a solve rate that they carry.
-        curriculum: Prefers prompts by the solve rate that the run estimates; without it every
-            epoch is a permutation.
-        source: Field of the training rows that names the source of each, for stages whose
-            `train.policies.fairness` gives sources shares.
     """
 
     train: DataSource

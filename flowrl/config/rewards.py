@@ -472,17 +472,7 @@ def _with_metric_names(terms: Terms) -> Terms:
 
 
 class RewardsConfig(Section):
-    """The score of a sample: the weighted sum of `terms`.
-
-    Attributes:
-        terms: Terms of evaluations, and of every reward role without `roles.NAME.terms`.
-        timeout_s: Seconds that one sample's score may take; of a term with its own limit, that one.
-        max_failures: Samples whose reward may raise, hang or return no number before the run
-            stops; they are dropped, never scored 0.
-        failure_score: The score of every sample whose reward fails; by default it is dropped.
-        workers: Number of processes that score.
-        memory_gb: Gigabytes that one of these processes may allocate.
-    """
+    """The score of a sample: the weighted sum of `terms`."""
 
     terms: Annotated[Terms, AfterValidator(_with_metric_names)] = ()
     timeout_s: Float = Field(default=2.0, gt=0)

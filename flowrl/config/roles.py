@@ -138,35 +138,7 @@ def _environment_target(written: str) -> str:
 
 
 class RoleConfig(Section):
-    """The backend, model and limits of one role.
-
-    Attributes:
-        backend: Name of a plug-in (`flowrl backends`).
-        engine: Name of the plug-in that generates; by default `backend` does.
-        model: A Hugging Face model folder, or a new model; none for scorers and for a role that
-            begins as a copy of another one (`copy_of`). The path of a `config.json` alone can be
-            planned and simulated, not run.
-        copy_of: A role whose weights this role begins the stage with. A reference keeps them; a
-            role that the workflow updates, such as a critic, trains them further.
-        tokenizer: The tokenizer of a new model; a model folder brings its own.
-        optimizer: Differences from the stage's `train.optimizer`, such as a critic's learning rate.
-        num_slots: Samples that are decoded at the same time.
-        num_engines: Engines that generate in parallel, each with `num_slots`; by default the
-            planner decides. More than one engine, or one of a stage whose `max_staleness` is above
-            0, run in processes of their own with weights of their own.
-        dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware, and
-            float32 otherwise.
-        recompute: `full` keeps the input of each layer in a forward pass and computes the rest
-            again in the backward pass: a third more work for much less memory. `auto` leaves it
-            to the planner, which keeps all on a single device.
-        terms: The reward terms that this role scores with; by default `rewards.terms`.
-        environment: `FILE.py:NAME` that makes the environment of an environment role, or the name
-            of an entry point of the group `flowrl.environments`.
-        options: Options of the plug-in `backend`, which declares them; of an environment, its
-            keyword arguments.
-        engine_options: Options of the plug-in `engine`.
-        timeout_s: Seconds that one call of the environment may take.
-    """
+    """The backend, model and limits of one role."""
 
     backend: str = "torch"
     engine: str | None = None

@@ -1,6 +1,7 @@
 """The typed tree of a run. Defaults are here; YAML files hold only what differs.
 
-It is read once, validated once and never changed after. Each size has one meaning:
+It is read once, validated once and never changed after. docs/config-guide.md says what each key
+means ("Every key"); a test compares its table with this tree. Each size has one meaning:
 
 - `train.steps`: steps of the stage; a step consumes one batch of prompts.
 - `train.prompts_per_step`: prompts (in supervised stages: examples) of a step's batch.
@@ -67,24 +68,7 @@ class SamplingConfig(Section):
 
 
 class TrainConfig(Section):
-    """A stage's schedule; the module says what each size means.
-
-    Attributes:
-        epochs: Passes over the prompts, in place of `steps`: the run has as many steps as take each
-            prompt so often, the last step in full. With `refill` a step takes further prompts, so
-            that there are more passes.
-        policies: Policies of the rollout scheduler by name, each as its kind or its options.
-            `flowrl.compiler.scheduling` lists them, docs/scheduling.md explains them.
-        refill: Takes further prompts in place of groups that a filter removed, so that a step has
-            exactly `prompts_per_step` groups (dynamic sampling). Otherwise a step learns from the
-            groups that are left.
-        refill_limit: Number of prompts that a step with `refill` may take, as a multiple of
-            `prompts_per_step`; a run that needs more stops.
-        truncated: How to treat sampling options that change the distribution (top_p, top_k, min_p,
-            repetition_penalty, min_tokens), so that tokens are of another distribution than their
-            logprobs: `refuse` is an error at compile time, `ignore` trains with that bias, `repeat`
-            has the trainer repeat the transformation, if its backend can.
-    """
+    """A stage's schedule; the module says what each size means."""
 
     steps: Int = Field(default=100, ge=0)
     epochs: Annotated[Float, Field(gt=0)] | None = None
@@ -102,14 +86,7 @@ class TrainConfig(Section):
 
 
 class StopConfig(Section):
-    """Ends a stage early, once a held-out metric reaches a value.
-
-    Attributes:
-        metric: A metric of evaluations: `accuracy`, `format`, `score`, or the name of a term.
-        at_least: The stage ends at the first check that measures this value or more.
-        check_every: Steps between checks.
-        num: Number of held-out prompts of a check, one sample each.
-    """
+    """Ends a stage early, once a held-out metric reaches a value."""
 
     metric: str = "accuracy"
     at_least: Float
@@ -118,16 +95,7 @@ class StopConfig(Section):
 
 
 class StageConfig(Section):
-    """One workflow of the run.
-
-    Attributes:
-        workflow: A registered name (`sft`, `grpo`), `FILE.py` or `FILE.py:NAME`; by default the
-            name of the stage.
-        args: Keyword arguments of the workflow function that are not roles.
-        bind: Roles of the workflow under other names: `{actor: teacher}` runs it with the role
-            `teacher` as its `actor`, and `{teachers: [maths, code]}` with two roles as its list
-            `teachers`.
-    """
+    """One workflow of the run."""
 
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
@@ -143,13 +111,7 @@ class AdvantageConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Defaults of `actor.update(rollout, rewards)` for what the program leaves open.
-
-    Attributes:
-        trust_rollout_logprobs: Uses the engine's logprobs wherever a loss reads those of the
-            trainer at the start of a step, which saves a forward pass. This is right only where
-            engine and trainer agree; a run reports their mismatch.
-    """
+    """Defaults of `actor.update(rollout, rewards)` for what the program leaves open."""
 
     advantage: AdvantageConfig = AdvantageConfig()
     clip_low: Float = Field(default=0.2, gt=0)
@@ -180,21 +142,7 @@ REWARD_MARGIN = "reward_margin"
 
 
 class EvalConfig(Section):
-    """Evaluations on held-out data: before the last stage, after it, and between.
-
-    Attributes:
-        every: Steps between evaluations inside the last stage; 0 evaluates only before and after.
-        num: Number of prompts of `data.eval`; 0 takes all.
-        samples: Samples of each prompt; with several there are pass@k metrics.
-        temperature: 1 samples from the model as it is; 0 is greedy.
-        metric: The metric of the last line and of the best model: `accuracy`, `format`, the name
-            of another term, `pair_accuracy` (of held-out pairs), or `SET/METRIC` of one of `sets`.
-        score: The role whose score is the held-out `score`, where the policy learns from the scores
-            of several.
-        sets: Further held-out sets, by name.
-        keep_best: True to keep the model with the highest `metric` of the run's evaluations in
-            `best/` of the run folder.
-    """
+    """Evaluations on held-out data: before the last stage, after it, and between."""
 
     every: Int = Field(default=0, ge=0)
     num: Int = Field(default=512, ge=0)
@@ -227,14 +175,7 @@ TRACKERS = "flowrl.trackers"
 
 
 class TrackingConfig(Section):
-    """Programs that show the numbers of a run.
-
-    Attributes:
-        to: The trackers: `tensorboard`, `wandb`, or the name of another entry point of the group
-            `flowrl.trackers`.
-        names: The names of the numbers: flowrl's own, or those of another framework.
-        options: The options of trackers, by the tracker's name.
-    """
+    """Programs that show the numbers of a run."""
 
     to: tuple[str, ...] = ()
     names: Literal["flowrl", "verl", "mindspeed_rl"] = "flowrl"
@@ -249,28 +190,7 @@ class TrackingConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """Folders, limits and logs of a run on its machine.
-
-    Attributes:
-        runs: The folder of run folders.
-        stall_timeout_s: Seconds without any event after which the run stops and reports which part
-            waits for which.
-        start_timeout_s: Seconds in which an engine, the scorers of a role, and with Ray a trainer,
-            an environment, or an actor that keeps an accelerator must be ready.
-        place_timeout_s: Seconds in which Ray must give the engines their places.
-        checkpoint_every: Steps between checkpoints; 0 counts no steps. In any case there is a
-            checkpoint at the end of each stage and at Ctrl-C.
-        checkpoint_minutes: Minutes after the last checkpoint from which on the end of a step writes
-            the next one, even before `checkpoint_every`; 0 measures no time.
-        keep_checkpoints: Number of checkpoints that are kept; older ones are removed.
-        log_samples: Number of samples of each step in samples.jsonl; 0 writes all.
-        journal_mb: Megabytes of each rollout's journal, which `flowrl why` reads; the oldest part
-            is removed first. 0 writes no journal.
-        trace_mb: Megabytes of trace.json, which says what each worker did and when; the oldest part
-            is removed first. 0 writes none.
-        num_threads: CPU threads of a worker, at most 1024; 1 is best for small models, 0 leaves
-            the number to the library.
-    """
+    """Folders, limits and logs of a run on its machine."""
 
     runs: Path = Path("runs")
     stall_timeout_s: Float = Field(default=300.0, gt=0)
@@ -320,40 +240,7 @@ class EnvironmentTimesConfig(Section):
 
 
 class PlanConfig(Section):
-    """Assumptions, objective and fixed decisions of plans for many devices.
-
-    Attributes:
-        mean_prompt_tokens: Mean length of prompts.
-        mean_response_tokens: Mean length of responses after truncation; in episodes, observations
-            included.
-        sigma: Standard deviation of the logarithm of lengths; 0 makes all equal. At most 5, where
-            one of forty lengths is 18,000 times the median: more is a mistake.
-        mean_turns: Mean number of turns of an episode.
-        mean_observation_tokens: Mean number of tokens that an environment adds before each turn.
-        environments: Times and devices of environments, by role.
-        lengths: A file of lengths, one JSON value a line (a number, or an object with
-            `num_tokens`, as in samples.jsonl of a run), or a run's folder; it replaces mean and
-            sigma.
-        engine_times: Source of the estimates of an engine's steps: `analytic`, or
-            `aiconfigurator`, the measured kernels of the package of that name.
-        profile: Times that `flowrl profile` measured; they replace estimates point by point.
-        trainer: The trainer of roles whose backend declares no layouts: `megatron` (tp, pp, cp,
-            ep; optimizer sharded over replicas) or `fsdp` (parameters sharded over replicas).
-        engine: The engine of such roles: `sglang` or `vllm`.
-        objective: The quantity that a plan minimises: `step_time`, or the `device_time` of a
-            sample.
-        kind: Kind of the plan: `temporal`, `spatial` or `asynchronous`; `auto` takes the plan with
-            the best prediction, a `hybrid` of the first two among them. On this machine it decides
-            which process generates (`flowrl.plan.local`), and `auto` compares the times that
-            `flowrl profile` measured; without measured times the main process generates, or a
-            process of its own where samples may be prefetched.
-        memory_share: Usable share of an accelerator's memory, as software reports it.
-        alternatives: Number of next best plans that are shown; the best of each other kind is
-            always shown.
-        try_batches: Plans other sizes of a step too, where no number of replicas on all devices
-            divides its samples, to show their times; `flowrl plan --explain` does so.
-        pins: Decisions that are fixed, by their subject: `{rollout: {tp: 2}}`.
-    """
+    """Assumptions, objective and fixed decisions of plans for many devices."""
 
     mean_prompt_tokens: Annotated[Float, Field(gt=0)] | None = None
     mean_response_tokens: Annotated[Float, Field(gt=0)] | None = None
@@ -375,19 +262,7 @@ class PlanConfig(Section):
 
 
 class RunConfig(Section):
-    """A whole run.
-
-    Attributes:
-        stages: Names of the workflows that run in order. `train`, `args` and `stop` at the top
-            belong to the last; `stage.NAME` holds those of the others.
-        executor: `local` runs the compiled plan on this machine; `eager` runs the program line by
-            line on real tensors, for breakpoints and notebooks, with the same results; `ray` has
-            engines, scorers and environments on the Ray cluster at RAY_ADDRESS, or on one that it
-            starts on this machine.
-        cluster: `auto` finds this machine's devices, and with `executor: ray` the CPUs of the
-            cluster at RAY_ADDRESS too; a path names a YAML that describes other machines;
-            `ray`, or `ray:ADDRESS`, lists those of a running Ray cluster, to plan for them.
-    """
+    """A whole run."""
 
     name: str = "run"
     seed: Int = Field(default=0, ge=0)
