@@ -12,6 +12,7 @@ import flowrl
 from flowrl.specs.user_functions import NO_DEBUGGER
 
 _MAX_FRAMES = 3
+_MAX_TEXT = 300
 
 
 def library_folders() -> tuple[Path, ...]:
@@ -47,7 +48,7 @@ def short_path(filename: str) -> str:
 
 
 def described(reason: BaseException) -> str:
-    """Returns `KeyError: 'x'`, in one line."""
+    """Returns `KeyError: 'x'`, in one line, cut where it is long."""
     try:
         text = str(reason)
     # An exception of the user's may fail to print itself.
@@ -56,4 +57,4 @@ def described(reason: BaseException) -> str:
     if isinstance(reason, BdbQuit):
         return NO_DEBUGGER
     text = " ".join(text.split())  # an error stays within its lines
-    return f"{type(reason).__name__}: {text}" if text else type(reason).__name__
+    return (f"{type(reason).__name__}: {text}" if text else type(reason).__name__)[:_MAX_TEXT]

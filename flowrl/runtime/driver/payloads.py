@@ -584,16 +584,11 @@ def _scores_read(parts: GraphParts, node: Node, samples: SampleSet) -> Floats:
     """Returns float32 `[N]`: the scores that a streaming filter read."""
     source = score_source(parts.graph, node.id)
     assert source is not None  # the verifier of graphs proves it
-    if source.op is Op.MAP:
-        return _scores_judged(node.id, samples.payloads)
+    if source.op is Op.MAP:  # the filter judged the groups by its scores
+        return np.array([payload.judged[node.id] for payload in samples.payloads], np.float32)
     return scores_by(role_of(source), samples.payloads)
 
 
 def scores_by(role: RoleName, payloads: Sequence[Payload]) -> Floats:
     """Returns float32 `[N]`: the scores of a reward or an environment."""
     return np.array([payload.scores[role] for payload in payloads], np.float32)
-
-
-def _scores_judged(node: NodeId, payloads: Sequence[Payload]) -> Floats:
-    """Returns float32 `[N]`: a map's scores, by which the filter `node` judged the groups."""
-    return np.array([payload.judged[node] for payload in payloads], np.float32)

@@ -46,7 +46,6 @@ from flowrl.wording import counted
 
 _log = logging.getLogger(__name__)
 
-_MAX_TEXT = 300
 
 _BEAT_S = 0.5
 """Seconds between the signs of life of a loop, where calls have that long."""
@@ -326,7 +325,7 @@ class EnvironmentLoop:
             frames = user_frames(trace, self._own, or_any=False)
             # An error that a plug-in raises about the user's method has no line of the user's.
             frames = frames or self._frame_of_call(call) or user_frames(trace, self._own)
-            what = f"raised {described(reason)[:_MAX_TEXT]}"
+            what = f"raised {described(reason)}"
             return self._failure(call, FailureKind.RAISED, what, frames)
 
     def _frame_of_call(self, call: Call) -> tuple[str, ...]:

@@ -24,11 +24,8 @@ microseconds. `tokens` is the `Bulk` of the ends' `AttemptTokens`, which may sta
 from __future__ import annotations
 
 import select
-import signal
-import socket
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -48,16 +45,16 @@ from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
 from flowrl.runtime.channels import Bulk, Mailbox, Message
 from flowrl.runtime.local.process_channel import SocketMailbox
-from flowrl.runtime.local.processes import bind_to, die_with, named_plugin
+from flowrl.runtime.local.processes import bind_to, named_plugin
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.stored_tokens import AttemptTokens, StoredEnd, StoredSpan
+from flowrl.runtime.user_errors import described
 from flowrl.specs import FinishReason, Sampling
 
 # How long a poll may decode before the socket is looked at again.
 _POLL_S = 0.02
 # Progress of running requests is reported no more often: there may be thousands of them.
 _PROGRESS_S = 0.25
-_MAX_TEXT = 300
 
 RequestFields: TypeAlias = tuple[Any, ...]
 """The fields of a `GenerateRequest` in their order."""
@@ -261,12 +258,7 @@ class EngineServer:
 
 def main(arguments: list[str]) -> None:
     """Runs a worker on an inherited socket."""
-    sock_fd, parent = map(int, arguments)
-    die_with(parent)
-    # What libraries print must not mix with the command's own output.
-    sys.stdout = sys.stderr
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_engine(SocketMailbox(socket.socket(fileno=sock_fd)))
+    run_engine(SocketMailbox.inherited(arguments))
 
 
 def run_engine(mailbox: Mailbox) -> None:
@@ -296,11 +288,6 @@ def run_engine(mailbox: Mailbox) -> None:
     except BaseException as reason:
         mailbox.send(("died", described(reason)))
         raise
-
-
-def described(reason: BaseException) -> str:
-    """Returns an unexpected exception in one line."""
-    return " ".join(traceback.format_exception_only(reason)[-1].split())[:_MAX_TEXT]
 
 
 def _unopened(context: PolicyContext, reason: BaseException) -> BackendError:

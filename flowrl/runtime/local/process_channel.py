@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -15,6 +17,7 @@ from flowrl.runtime.channels import Message
 from flowrl.runtime.local.processes import (
     FrameReader,
     Output,
+    die_with,
     ending,
     has_ended,
     kill,
@@ -138,6 +141,16 @@ class SocketMailbox:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._incoming = FrameReader()
+
+    @classmethod
+    def inherited(cls, arguments: Sequence[str]) -> SocketMailbox:
+        """Returns that of this process, which a run started with a descriptor and its own id."""
+        sock_fd, parent = map(int, arguments)
+        die_with(parent)
+        # What libraries print must not mix with the command's own output.
+        sys.stdout = sys.stderr
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return cls(socket.socket(fileno=sock_fd))
 
     def fileno(self) -> int:
         return self._sock.fileno()

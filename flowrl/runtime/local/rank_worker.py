@@ -11,27 +11,20 @@ It is started by `flowrl.runtime.local.ranks.Ranks` and dies with the process th
 from __future__ import annotations
 
 import pickle
-import signal
-import socket
 import sys
 import traceback
 
 from flowrl.backend.protocols import PolicyContext, TrainBackend
 from flowrl.errors import BackendError, FlowError
 from flowrl.runtime.channels import Message
-from flowrl.runtime.local.engine_worker import described
 from flowrl.runtime.local.process_channel import SocketMailbox
-from flowrl.runtime.local.processes import die_with, named_plugin
+from flowrl.runtime.local.processes import named_plugin
+from flowrl.runtime.user_errors import described
 
 
 def main(arguments: list[str]) -> None:
     """Runs a rank on an inherited socket until nothing more comes."""
-    sock_fd, parent = map(int, arguments)
-    die_with(parent)
-    # What libraries print must not mix with the command's own output.
-    sys.stdout = sys.stderr
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mailbox = SocketMailbox(socket.socket(fileno=sock_fd))
+    mailbox = SocketMailbox.inherited(arguments)
     rank = _RankWorker()
     while (messages := mailbox.receive()) is not None:
         for message in messages:

@@ -28,10 +28,11 @@ from flowrl.runtime.environments.loop import Call, Reply
 from flowrl.runtime.environments.pool import open_loop_here
 from flowrl.runtime.groups import performed, resolved
 from flowrl.runtime.local.engine_in_place import EngineInPlace
-from flowrl.runtime.local.engine_worker import EngineServer, described
+from flowrl.runtime.local.engine_worker import EngineServer
 from flowrl.runtime.ray.actor import from_store
 from flowrl.runtime.scoring.pool import ScoringPool
 from flowrl.runtime.spans import SPANS
+from flowrl.runtime.user_errors import described
 from flowrl.runtime.workers import require, wait_for_any
 
 _LOOK_S = 0.5

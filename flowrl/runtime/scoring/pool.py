@@ -187,7 +187,7 @@ class ScoringPool:
             for number in range(workers):
                 self._workers.append(self._start(f"{context.role}.score[{number}]"))
             while not all(worker.ready for worker in self._workers):
-                self._exchange(self._seconds_to_limit())
+                self._exchange(self.seconds_to_limit())
         except BaseException:
             self.close()
             raise
@@ -231,7 +231,7 @@ class ScoringPool:
             left = end - time.monotonic()
             if left <= 0 or not self._num_pending:
                 return False
-            self._exchange(min(left, self._seconds_to_limit()))
+            self._exchange(min(left, self.seconds_to_limit()))
         return True
 
     def fileno(self) -> int:
@@ -245,7 +245,17 @@ class ScoringPool:
 
     def seconds_to_limit(self) -> float:
         """Seconds after which `poll` must be called to enforce the next time limit."""
-        return self._seconds_to_limit()
+        now = time.monotonic()
+        ends = [now + 1.0]
+        for worker in self._workers:
+            doing = worker.status.read() if worker.busy else None
+            if not worker.ready:
+                ends.append(worker.started + self._start_timeout_s)
+            elif doing is not None:
+                limit_s = self._limit_of(worker.status.term)
+                ends.append(doing[1] + limit_s + self._grace_s)
+        # A little late rather than a little early, which would spin.
+        return max(0.0, min(ends) - now) + 0.001
 
     def close(self) -> None:
         """Ends all processes; samples without a result are forgotten. Idempotent."""
@@ -301,19 +311,6 @@ class ScoringPool:
 
     def _limit_of(self, term: str) -> float:
         return self._limits.get(term, self._timeout_s)
-
-    def _seconds_to_limit(self) -> float:
-        now = time.monotonic()
-        ends = [now + 1.0]
-        for worker in self._workers:
-            doing = worker.status.read() if worker.busy else None
-            if not worker.ready:
-                ends.append(worker.started + self._start_timeout_s)
-            elif doing is not None:
-                limit_s = self._limit_of(worker.status.term)
-                ends.append(doing[1] + limit_s + self._grace_s)
-        # A little late rather than a little early, which would spin.
-        return max(0.0, min(ends) - now) + 0.001
 
     # Bytes
 

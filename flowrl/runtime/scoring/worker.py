@@ -275,7 +275,7 @@ def classified(reason: BaseException) -> tuple[str, str]:
     if isinstance(reason, RewardError):
         found = f" ({reason.found})" if reason.found else ""
         return "invalid", f"{reason.what}{found}"[:_MAX_TEXT]
-    return "raised", described(reason)[:_MAX_TEXT]
+    return "raised", described(reason)
 
 
 def _request(values: RequestTuple) -> ScoreRequest:
@@ -319,7 +319,7 @@ def unloadable(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
     return RewardError(
         "the reward cannot be loaded",
         where=frames[-1] if frames else None,
-        found=described(reason)[:_MAX_TEXT],
+        found=described(reason),
         hint=f"called from {' from '.join(reversed(frames[:-1]))}" if frames[:-1] else None,
     )
 
