@@ -407,10 +407,12 @@ def replay(
     Args:
         rollout: The samples to hold; filters and selections before choose them.
         scores: One for each of them.
-        n: Groups that a step gets.
+        n: Groups that a step gets, as long as so many are held.
         capacity: Groups that are held; the oldest go first.
-        max_age: Weight publications that a group may be behind when it is returned.
-        choose: `random` or `newest` of those that are held.
+        max_age: Weight publications that a group may be behind when it is returned; older ones are
+            forgotten.
+        choose: `random` takes each held group with the same probability, without replacement;
+            `newest` takes the last ones.
     """
     spec = Replay(n=n, capacity=capacity, max_age=max_age, choose=choose)
     return add_subset(Op.REPLAY, spec, rollout, scores)

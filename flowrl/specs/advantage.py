@@ -233,16 +233,8 @@ class ProcessRewarded(AdvantageSpec):
 class ReinforcePP(ProcessRewarded):
     """Discounted rewards-to-go with a KL penalty in the reward, whitened over the batch's tokens.
 
-    This is REINFORCE++; with `mean="group"` its baseline form, REINFORCE++-baseline.
-
-    Attributes:
-        kl_coefficient: The coefficient of the KL penalty on each token's reward; 0 for none.
-        masking: The treatment of masked tokens in the recursion.
-        whiten: True to standardise advantages over all response tokens of the batch.
-        whiten_ddof: 1 for the sample standard deviation, 0 for the population's.
-        whiten_eps: A number that prevents division by 0.
-        whiten_eps_place: The place of eps in the formula.
-        token_rewards: Whether rewards of tokens are given, and scores besides them.
+    This is REINFORCE++; with `mean="group"` its baseline form, REINFORCE++-baseline. Whitening has
+    the options `ddof`, `eps` and its place of `flowrl.algo.advantages.whiten`.
     """
 
     kind: ClassVar[str] = "reinforce_pp"
@@ -290,10 +282,7 @@ class OptimalTokenBaseline(AdvantageSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GAE(ProcessRewarded):
-    """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO and VAPO.
-
-    `ReinforcePP` documents the fields of the KL penalty, of the whitening and of token rewards.
-    """
+    """Generalised advantage estimation with a critic: PPO; decoupled lambdas: VC-PPO and VAPO."""
 
     kind: ClassVar[str] = "gae"
     _needs: ClassVar[tuple[str, ...]] = ("mask", "values")
@@ -376,15 +365,7 @@ groups."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnAdvantage(AdvantageSpec):
-    """An advantage that a function of the user's own computes.
-
-    Attributes:
-        function: The reference to the function.
-        reads: The fields of the batch that it reads, comma-separated.
-        per: The unit of the result.
-        returns: True if the function also computes a critic's targets, in an `AdvantageResult`.
-        options: All options of the function.
-    """
+    """An advantage that a function of the user's own computes; commas join the names of fields."""
 
     kind: ClassVar[str] = "own"
 

@@ -55,11 +55,7 @@ class CutShare(CutSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutLeastLikely(CutSpec):
-    """Keeps the tokens before the least likely one.
-
-    Attributes:
-        rank: 1 for the least likely token, 2 for the one after it, ...
-    """
+    """Keeps the tokens before the least likely one."""
 
     kind: ClassVar[str] = "cut_least_likely"
 

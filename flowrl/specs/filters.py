@@ -151,16 +151,7 @@ class Turns(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay(Spec):
-    """Holds the groups that it is given, and returns `n` earlier ones a step.
-
-    Attributes:
-        n: Groups that a step gets, as long as so many are held.
-        capacity: Groups that are held; the oldest go first.
-        max_age: Weight publications that a group may be behind when it is returned; older ones are
-            forgotten.
-        choose: `random` takes each held group with the same probability, without replacement;
-            `newest` takes the last ones.
-    """
+    """Holds the groups that it is given, and returns `n` earlier ones a step."""
 
     family: ClassVar[str] = "replay"
     kind: ClassVar[str] = "replay"

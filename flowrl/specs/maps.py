@@ -120,11 +120,8 @@ class WeightedSum(MapSpec):
 class Parse(MapSpec):
     """The number that an expression finds in a response as `score`, and as `parsed` if it does.
 
-    Attributes:
-        regex: The expression: the first group of its last match is the number, or the whole match
-            where it has no group.
-        otherwise: The score of a response in which it finds no number; None makes it NaN, which
-            only the selection `parsed` reads.
+    Without `otherwise`, the score is NaN where it finds none, which only the selection `parsed`
+    reads.
     """
 
     kind: ClassVar[str] = "parse"

@@ -25,13 +25,7 @@ class PromptsSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTemplate(PromptsSpec):
-    """Text around the tokens of a sample.
-
-    - `{prompt}`, at the beginning: the tokens that the sample answers, special tokens included.
-    - `{response}`: the sample's tokens without the stop token that ended it.
-    - `{opponent}`: those of the sample `opponent` places further in its group, the first one
-      following the last.
-    - `{answer}` and `{row.FIELD}`: texts of the data row.
+    """Text around the tokens of a sample; `fl.prompts_of` says what may be in it.
 
     Text between tokens is encoded by itself, so that no token of the sample changes.
     """

@@ -45,19 +45,10 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoss(LossSpec):
-    """A loss that a function of the user's own computes.
+    """A loss that a function of the user's own computes; commas join the names of fields.
 
-    Calling it returns the same loss with other options.
-
-    Attributes:
-        function: The reference to the function.
-        reads: The fields of the batch that it reads, comma-separated.
-        aggregation: The aggregation of the losses of tokens.
-        extra: The fields of own maps that it reads, comma-separated.
-        corrects: True if it corrects for samples of an older policy.
-        proportional: True if the value and gradient of a sample are 0 if all its advantages are 0,
-            so that the trainer may skip such samples.
-        options: All options of the function.
+    Calling it returns the same loss with other options. The trainer may skip samples without
+    advantages where the loss is `proportional`.
     """
 
     kind: ClassVar[str] = "own"
