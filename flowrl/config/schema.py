@@ -81,6 +81,8 @@ class TrainConfig(Section):
     refill: bool = False
     refill_limit: Int = Field(default=10, ge=1)
     truncated: Literal["refuse", "ignore", "repeat"] = "refuse"
+    mismatch_limit: Float = Field(default=0.1, gt=0)
+    mismatch_every: Int = Field(default=1, ge=1)
     optimizer: OptimizerConfig = OptimizerConfig()
     sampling: SamplingConfig = SamplingConfig()
 

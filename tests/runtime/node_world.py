@@ -10,12 +10,14 @@ import numpy as np
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
+from flowrl.config.schema import TrainConfig
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.passes import Context, run_passes
 from flowrl.program.workflow import Workflow
 from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
+from flowrl.runtime.driver.mismatch_guard import MismatchGuard
 from flowrl.runtime.driver.payloads import Payload, SampleSet, StepBatch
 from flowrl.runtime.driver.texts import Texts
 from flowrl.runtime.groups import LocalGroup
@@ -152,6 +154,7 @@ def program_of(
             before=lambda node: None,
             beat=lambda: None,
             score=scored_late,
+            guard=MismatchGuard(TrainConfig()),
         ),
         {node.id: given for node in graph.nodes},
         texts or Texts({}),

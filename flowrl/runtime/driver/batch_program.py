@@ -47,6 +47,7 @@ from flowrl.runtime.driver.batch_nodes import (
 from flowrl.runtime.driver.filters import make_subset, make_turns, rows_kept, rows_selected
 from flowrl.runtime.driver.graph_parts import GraphParts, is_due, role_of
 from flowrl.runtime.driver.joins import make_pairs, make_whole
+from flowrl.runtime.driver.mismatch_guard import MismatchGuard
 from flowrl.runtime.driver.payloads import (
     SampleSet,
     StepBatch,
@@ -80,6 +81,7 @@ class StepContext:
         before: Called before each node runs (the plan's residency switches).
         beat: Called after each optimizer update; something moved.
         score: Scores samples by the rules of a role.
+        guard: Looks at the engine's logprobs before an update.
     """
 
     policies: Mapping[RoleName, PolicyWorker]
@@ -88,6 +90,7 @@ class StepContext:
     before: Callable[[NodeId], None]
     beat: Callable[[], None]
     score: Callable[[RoleName, SampleSet, Texts], Floats]
+    guard: MismatchGuard
 
 
 class BatchProgram:
@@ -380,6 +383,7 @@ class BatchProgram:
     def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, sampling = inputs.node, self._sampling(inputs)
         worker = self._worker(node)
+        self._guard(inputs, worker)
         put = worker.train.put(train_batch(inputs, self._put(inputs, step, as_sampled=True)))
         spec = update_spec(
             inputs,
@@ -404,6 +408,19 @@ class BatchProgram:
             with SPANS.waiting_for(made, DRIVER, str(node.id)):
                 steps += made.result()
         self._steer(node, steps, len(put))
+
+    def _guard(self, inputs: NodeInputs, worker: PolicyWorker) -> None:
+        """Compares the trainer's logprobs of its engine's tokens with those of the engine."""
+        origin = self.parts.graph.node(inputs.samples.origin)
+        policies = {role_of(node) for node in self.parts.graph.generators_of(origin)}
+        if policies != {role_of(inputs.node)} or inputs.samples.made is not None:
+            return  # it learns from the samples of others, or from parts and pairs of samples
+
+        def score(samples: SampleSet) -> Floats:
+            put = worker.train.put_samples(samples, self._samplers.get(samples.origin))
+            return worker.train.logprobs(put, self._temperature(inputs)).result()
+
+        self._context.guard.check(worker, inputs.samples, score)
 
     def _watched(self, future: Future[T]) -> Future[T]:
         future.add_done_callback(lambda _: self._context.beat())

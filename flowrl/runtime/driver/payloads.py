@@ -38,7 +38,7 @@ from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.graph import Node, Op, score_source
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS, SCORE
-from flowrl.ids import GroupId, NodeId, RoleName, SampleId
+from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.runtime.groups import Answer, DataRef, Stored
@@ -83,6 +83,8 @@ class Payload:
         state: int64 `[R]` of an episode.
         broken: The reason why an episode ended without a score; None otherwise.
         spans: Where workers find the tokens of each attempt; None where they are here alone.
+        engine: The engine that sampled all tokens; None where there are several, or where another
+            process of the run had it.
     """
 
     item: PromptItem
@@ -106,6 +108,7 @@ class Payload:
     state: Ints | None = None
     broken: EpisodeFailure | None = None
     spans: tuple[StoredSpan, ...] | None = None
+    engine: EngineId | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -151,8 +154,9 @@ class Payload:
                 spans.append((version, sampled))
         return tuple(spans)
 
-    def extend(self, end: Finished) -> None:
+    def extend(self, end: Finished, engine: EngineId | None = None) -> None:
         """Joins what an attempt produced to what the sample already had."""
+        self.engine = engine if not len(self.tokens) or self.engine == engine else None
         if isinstance(end, FinishedEpisode):
             self._take_episode(end)
         spans = (end.span,) if isinstance(end, StoredEnd) else None

@@ -464,7 +464,7 @@ class RolloutDriver:
             payload = self.store.get(end.sample)
             if payload is None or payload.attempt != end.attempt:
                 continue  # dropped meanwhile, or the end of a dead attempt; it is fenced, too
-            payload.extend(end)
+            payload.extend(end, engine_id)
             ends.append(
                 ev.SampleEnd(
                     sample=end.sample,

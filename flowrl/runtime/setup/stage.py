@@ -22,6 +22,7 @@ from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.collected_batch import FailureBudget
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
 from flowrl.runtime.driver.late_scores import LateScores
+from flowrl.runtime.driver.mismatch_guard import MismatchGuard
 from flowrl.runtime.driver.replay import REPLAYED, ReplayBuffer
 from flowrl.runtime.driver.sources import RowSamples, Source
 from flowrl.runtime.driver.stage import Stage, StageResources, part_of
@@ -205,6 +206,7 @@ class StageMaker:
                 beat=self.beat,
                 stall_timeout_s=self.config.runtime.stall_timeout_s,
             ).score,
+            guard=MismatchGuard(stage.config.train),
         )
         samplers = {
             part.node.id: Sampler(

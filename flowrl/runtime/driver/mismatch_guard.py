@@ -1,0 +1,103 @@
+"""Stops a run whose engine reports other logprobs than its trainer computes for the same tokens.
+
+An engine that serves other weights than were published, or computes logprobs in another way, has a
+run learn from wrong ratios, and nothing fails. So before an update the trainer scores a few samples
+of each engine, of the tokens that the weights of now have sampled: at the first step of a stage, of
+a resumed run too, and after publications.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from flowrl.algo.kl import mismatch
+from flowrl.backend.batch import Floats, Ints
+from flowrl.config.schema import TrainConfig
+from flowrl.errors import BackendError
+from flowrl.ids import EngineId, RoleName
+from flowrl.runtime.driver.payloads import SampleSet, behaviour_logprobs
+from flowrl.runtime.workers import PolicyWorker
+
+_SAMPLES = 4
+"""Samples of each engine that are compared."""
+
+
+class MismatchGuard:
+    """See the module.
+
+    Args:
+        train: The schedule of a stage, with the limit.
+    """
+
+    def __init__(self, train: TrainConfig) -> None:
+        self._limit = train.mismatch_limit
+        self._every = train.mismatch_every
+        self._checked: dict[RoleName, int] = {}  # the version, by role
+
+    def check(
+        self,
+        worker: PolicyWorker,
+        samples: SampleSet,
+        score: Callable[[SampleSet], Floats],
+    ) -> None:
+        """Compares logprobs, if that is due.
+
+        Args:
+            worker: The policy that is about to learn from the samples.
+            samples: Those that its engines sampled, with the tokens of their payloads.
+            score: Returns float32 `[T]`, the trainer's logprobs of the tokens of some samples.
+
+        Raises:
+            BackendError: The mean difference of an engine is past the limit.
+        """
+        version = worker.version
+        last = self._checked.get(worker.role)
+        if worker.stale or (last is not None and version - last < self._every):
+            return
+        rows = _rows_of_engines(samples, version)
+        if not rows:
+            return  # all of them are of earlier weights
+        self._checked[worker.role] = version
+        chosen = samples.select(np.array([row for each in rows.values() for row in each], np.int64))
+        sequences = chosen.sequences
+        mask = sequences.response_mask
+        sampled = behaviour_logprobs(sequences, chosen.rows)[mask]
+        scored = score(chosen)[mask]
+        row_of: Ints = np.repeat(np.arange(len(chosen)), sequences.lengths)[mask]
+        start = 0
+        for engine, members in rows.items():
+            own = (row_of >= start) & (row_of < start + len(members))
+            start += len(members)
+            self._require(engine, version, scored[own], sampled[own], row_of[own])
+
+    def _require(
+        self, engine: EngineId, version: int, scored: Floats, sampled: Floats, rows: Ints
+    ) -> None:
+        found = mismatch(scored, sampled, rows)
+        gap, largest = found["mismatch/abs_mean"], found["mismatch/abs_max"]
+        if gap <= self._limit:
+            return
+        raise BackendError(
+            f"the logprobs that {engine} reports are not those that its trainer computes",
+            where=f"{engine}, weights of version {version}",
+            found=f"a mean difference of {gap:.3g}, at most {largest:.3g}, over {len(scored)} "
+            "tokens that it sampled",
+            expected=f"at most train.mismatch_limit={self._limit:g} in the mean",
+            hint="the engine serves other weights, or its logprobs are not those of the "
+            "temperature-scaled logits before truncation: `flowrl backends check NAME` proves "
+            "which; where it only rounds otherwise, raise train.mismatch_limit",
+        )
+
+
+def _rows_of_engines(samples: SampleSet, version: int) -> dict[EngineId, list[int]]:
+    """Returns the first samples of each engine whose tokens are all of one version."""
+    rows: dict[EngineId, list[int]] = defaultdict(list)
+    for row, payload in enumerate(samples.payloads):
+        if payload.engine is None or {v for v, _ in payload.sampled_versions} != {version}:
+            continue
+        if len(rows[payload.engine]) < _SAMPLES:
+            rows[payload.engine].append(row)
+    return rows
