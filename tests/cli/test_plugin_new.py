@@ -60,17 +60,23 @@ def test_a_scorer_passes_its_own_tests_where_it_is_installed(new: Run, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_engine_of_under_100_lines_passes_the_conformance_suite_where_it_is_installed(
-    new: Run, tmp_path: Path
+@pytest.mark.parametrize("kind", ["generate", "train"])
+def test_an_engine_and_a_trainer_pass_the_conformance_suite_where_they_are_installed(
+    new: Run, tmp_path: Path, kind: str
 ):
-    assert new("mine")[0] == 0
+    assert new("mine", "--kind", kind)[0] == 0
     package, site = tmp_path / "flowrl-mine", tmp_path / "site"
-    assert len((package / "flowrl_mine/engine.py").read_text().splitlines()) < 100
     install(package, site)
     assert "1 passed" in run("-m", "pytest", "-q", "tests", folder=package, path=site)
     command = "from flowrl.cli import main; main()"
     listed = json.loads(run("-c", command, "plugin", "list", "--json", folder=tmp_path, path=site))
     assert "mine" in {row["name"] for row in listed["plugins"] if not row["problem"]}
+
+
+def test_the_engine_has_under_100_lines(new: Run, tmp_path: Path):
+    assert new("mine")[0] == 0
+    engine = tmp_path / "flowrl-mine/flowrl_mine/engine.py"
+    assert len(engine.read_text().splitlines()) < 100
 
 
 @pytest.mark.parametrize(
