@@ -119,7 +119,7 @@ def graph(
         str | None,
         typer.Option(
             "--format",
-            help="tree, text, mermaid, dot, json or svg; default of the file's end, or tree.",
+            help="tree, text, mermaid, dot, json, svg or html; default of the file's end, or tree.",
         ),
     ] = None,
     level: Annotated[str, typer.Option("--level", help="traced, lowered or placed.")] = "traced",

@@ -20,6 +20,7 @@ _FORMATS_OF_SUFFIXES = {
     **dict.fromkeys((".dot", ".gv"), ("dot",)),
     ".json": ("json",),
     ".svg": ("svg",),
+    ".html": ("html",),
 }
 """The formats that a file of each suffix may hold; the first is the default."""
 LEVELS = ("traced", "lowered", "placed")

@@ -271,3 +271,14 @@ def edge_fields(graph: Graph, edge: Edge) -> tuple[tuple[str, ...], str]:
     units = [str(f.unit) for name in edge.fields if (f := source.output(name)) is not None]
     same = len(set(units)) == 1
     return edge.fields, _PER[units[0]] if same else ""
+
+
+def read_text(graph: Graph, edge: Edge) -> str:
+    """Returns `← rollout: tokens per token, from actor.generate`, of the node at its end."""
+    names, per = edge_fields(graph, edge)
+    inner = graph.is_inner(edge)
+    text = f"{'⇄' if inner else '←'} {edge.argument}: {', '.join(names)}"
+    if per:
+        text += f" {per}"
+    text += f", {'turn by turn with' if inner else 'from'} {edge.src}"
+    return text + " of the step before" if edge.carried else text

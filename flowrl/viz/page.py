@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "pages"
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).parent / "pages"
 
 def render_page(
     template: str,
-    values: dict[str, object],
+    values: Mapping[str, object],
     *,
     data: object = None,
     scripts: Sequence[str] = (),
@@ -41,6 +41,7 @@ def render_page(
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
+        keep_trailing_newline=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -15,6 +15,8 @@ from xml.etree import ElementTree
 
 from flowrl.errors import ConfigError, GraphError
 from flowrl.graph import Graph
+from flowrl.viz.labels import cost_note, node_notes, read_text, role_colours
+from flowrl.viz.page import render_page
 
 _PROGRAM = "graphviz-pure"
 _SVG = "http://www.w3.org/2000/svg"
@@ -42,6 +44,28 @@ def render_svg(graph: Graph, dot: str) -> str:
     root.insert(0, name)
     ElementTree.register_namespace("", _SVG)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def render_html(graph: Graph, dot: str) -> str:
+    """Returns a page with the picture and a table of the nodes; see `render_svg`."""
+    from markupsafe import Markup
+
+    nodes = []
+    for node in graph.nodes:
+        cost = cost_note(node)
+        notes = [*node_notes(graph, node), *([] if cost is None else [cost])]
+        reads = [read_text(graph, edge) for edge in graph.in_edges(node.id)]
+        source = "" if node.source is None else str(node.source)
+        nodes.append(
+            {"id": node.id, "op": node.op, "notes": notes, "reads": reads, "source": source}
+        )
+    values = {
+        "title": f"{graph.name} ({graph.level})",
+        "roles": list(role_colours(graph).items()),
+        "picture": Markup(render_svg(graph, dot)),
+        "nodes": nodes,
+    }
+    return render_page("graph.html", values, styles=("page.css",))
 
 
 def _drawn(graph: Graph, dot: str) -> str:

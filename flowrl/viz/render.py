@@ -11,7 +11,7 @@ from flowrl.graph import Edge, Graph, Level, Node, Op, format_graph, graph_to_js
 from flowrl.viz.labels import edge_fields, node_groups, node_notes, region_title, role_colours
 from flowrl.wording import suggestion
 
-FORMATS = ("tree", "text", "mermaid", "dot", "json", "svg")
+FORMATS = ("tree", "text", "mermaid", "dot", "json", "svg", "html")
 
 
 def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  # noqa: A002
@@ -19,7 +19,7 @@ def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  
 
     Args:
         format: `tree` for people, `text` for the canonical form, `mermaid` and `dot` for pictures,
-            `json` for programs, `svg` for a picture.
+            `json` for programs, `svg` for a picture, `html` for a page with it.
         color: True for terminal colours in the tree.
 
     Raises:
@@ -42,6 +42,10 @@ def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  
             from flowrl.viz.picture import render_svg
 
             return render_svg(graph, render_dot(graph))
+        case "html":
+            from flowrl.viz.picture import render_html
+
+            return render_html(graph, render_dot(graph))
     raise ConfigError(
         f"no drawing is called '{format}'",
         expected=f"one of {', '.join(FORMATS)}",
@@ -78,7 +82,9 @@ def render_dot(graph: Graph) -> str:
     lines = [
         f"digraph {_quote(graph.name)} {{",
         f"  label={title}; labelloc=t; fontname=Helvetica; fontsize=12;",
+        # Room for fonts that are wider than Helvetica, where there is none.
         '  node [shape=box, style="rounded,filled", fontname=Helvetica, fontsize=11];',
+        '  node [margin="0.3,0.06"];',
         '  edge [fontname=Helvetica, fontsize=9, color="#555555", fontcolor="#555555"];',
     ]
     if graph.level is Level.PLACED:

@@ -86,7 +86,7 @@ def render_report(path: Path) -> str:
     status, summary = report_of(path), folder.read_summary()
     steps = {stage: list(rows) for stage, rows in groupby(folder.steps(), key=lambda r: r.stage)}
     evaluations = list(folder.evaluations())
-    tables = [table for stage in steps for table in _tables(stage, steps[stage], evaluations)]
+    tables = [t for stage in reversed(steps) for t in _tables(stage, steps[stage], evaluations)]
     samples = _samples(folder)
     config = load_config(folder.config_path).config
     values = {
@@ -96,7 +96,7 @@ def render_report(path: Path) -> str:
         "summary": [] if summary is None else summary_lines(summary),
         "warnings": [line for stage in steps for line in _warnings(stage, steps[stage])],
         "tables": [table.name for table in tables],
-        "stages": [_times(folder.path, stage, rows) for stage, rows in steps.items()],
+        "stages": [_times(folder.path, stage, rows) for stage, rows in reversed(steps.items())],
         "workers": _workers(folder.path),
         "num_samples": len(samples),
         "samples_note": f"{counted(len(samples), 'sample')} of {_SAMPLED_STEPS} steps at most, "

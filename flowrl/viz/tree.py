@@ -11,8 +11,8 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
-from flowrl.graph import Edge, Graph, Node
-from flowrl.viz.labels import cost_note, edge_fields, node_notes, regions, role_colours
+from flowrl.graph import Graph, Node
+from flowrl.viz.labels import cost_note, node_notes, read_text, regions, role_colours
 
 _NOTES_WIDTH = 50
 """The number of characters of notes that fit on the line of a node's name."""
@@ -84,7 +84,7 @@ def _add(
     if cost is not None:
         lines.append((rest + bar + Text(cost), ""))
     for edge in graph.in_edges(node.id):
-        lines.append((rest + bar + Text(_reads(graph, edge), "dim"), ""))
+        lines.append((rest + bar + Text(read_text(graph, edge), "dim"), ""))
     for i, child in enumerate(below):
         last = i == len(below) - 1
         branch = Text("└─ " if last else "├─ ", "dim")
@@ -103,13 +103,3 @@ def _split(notes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Returns the notes for the line of the node's name, and those for lines of their own."""
     short = ", ".join(notes)
     return (short, ()) if len(short) <= _NOTES_WIDTH else (notes[0], notes[1:])
-
-
-def _reads(graph: Graph, edge: Edge) -> str:
-    names, per = edge_fields(graph, edge)
-    inner = graph.is_inner(edge)
-    text = f"{'⇄' if inner else '←'} {edge.argument}: {', '.join(names)}"
-    if per:
-        text += f" {per}"
-    text += f", {'turn by turn with' if inner else 'from'} {edge.src}"
-    return text + " of the step before" if edge.carried else text

@@ -27,6 +27,7 @@ def flowrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Run:
         ("g.gv", "digraph"),
         ("g.json", "{"),
         ("g.svg", "<svg"),
+        ("g.html", "<!doctype html>"),
         ("g.txt", "grpo"),
         ("g", "grpo"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from flowrl.errors import ConfigError, GraphError
 from flowrl.graph import Edge, Graph, Level, Node, Op
-from flowrl.ids import NodeId
+from flowrl.ids import NodeId, RoleName
 from flowrl.passes import Context, run_passes
 from flowrl.user_lines import SourceRef
 from flowrl.viz import render
@@ -144,6 +144,26 @@ def test_names_of_the_user_are_no_markup():
     (group,) = (g for g in root.iter(f"{SVG}g") if g.get("class") == "node")
     assert group.findtext(f"{SVG}title") == f"{name}\n{file}:1"
     assert texts(group)[0] == name
+
+
+def test_the_page_has_the_picture_and_a_row_for_each_node(graph):
+    text = render(graph, "html")
+    for role in graph.roles:
+        assert f'">{role}</span>' in text
+    for node in graph.nodes:
+        assert f"<b>{node.id}</b>" in text
+        assert f"<code>{node.source}</code>" in text
+    assert text.count('class="node"') == len(graph.nodes)
+    assert "<script" not in text
+
+
+def test_names_of_the_user_are_no_markup_in_the_page():
+    name = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    node = Node(id=NodeId(name), op=Op.SOURCE, role=RoleName(name), attrs=(("data", name),))
+    text = render(Graph(name=name, level=Level.TRACED, nodes=(node,), edges=()), "html")
+    assert "<script" not in text
+    assert "<img" not in text
+    assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 4
 
 
 def test_two_hundred_nodes_are_drawn():

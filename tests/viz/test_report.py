@@ -73,7 +73,7 @@ def test_the_charts_have_the_numbers_of_the_run(run: Path):
     page = Page(render_report(run))
     rows = [row for row in RunFolder.open(run).steps() if row.stage == "grpo"]
     tables = {table["name"]: table for table in page.data["tables"]}
-    assert list(tables) == ["stage sft", "held-out, sft", "stage grpo", "held-out, grpo"]
+    assert list(tables) == ["stage grpo", "held-out, grpo", "stage sft", "held-out, sft"]
     table = tables["stage grpo"]
     assert table["x"] == [row.step for row in rows]
     for name, values in (

@@ -21,6 +21,7 @@
         width: Math.max(200, figure.clientWidth - 16),
         height: 200,
         cursor: { sync: { key } },
+        hooks: { ready: [(ready) => ready.setLegend({ idx: table.x.length - 1 })] },
         scales: { x: { time: false } },
         axes: [{ ...axis, size: 32 }, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
         series: [
@@ -39,7 +40,6 @@
       figure,
     );
     let at = table.x.length - 1;
-    plot.setLegend({ idx: at });
     figure.onkeydown = (event) => {
       const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
       if (!(event.key in moves)) return;
