@@ -7,7 +7,8 @@ Formulas, with paper and equation, are at their functions in `flowrl.algo.advant
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
 
 from flowrl.program.formulas import add_advantage, returns_of, weighted_scores
 from flowrl.program.formulas import own_advantage as own
@@ -20,8 +21,8 @@ from flowrl.program.handles import (
     TokenRewards,
     Values,
 )
-from flowrl.program.operation import check_handle, refuse_argument
-from flowrl.specs import GroupRelative
+from flowrl.program.operation import check_handle, operation_of, refuse_argument
+from flowrl.specs import AdvantageSpec, GroupRelative
 from flowrl.specs.advantage import (
     GAE,
     GPG,
@@ -41,7 +42,6 @@ from flowrl.specs.advantage import (
     ReMax,
     Scale,
     Singleton,
-    StdAbout,
     ZeroStd,
 )
 from flowrl.specs.base import format_list
@@ -69,124 +69,26 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
     __getattr__ = refusing_others(__name__, __all__)
 
 
-@operation
-def group_relative(
-    scores: Scores,
-    *,
-    std: Scale = "group",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
-    mean: Centre = "group",
-    std_about: StdAbout = "mean",
-    zero_std: ZeroStd = "keep",
-    variance_floor: float = 0.0,
-) -> Advantages:
-    """(score - mean of its group) / (std + eps): GRPO; with `std="none"`, Dr.GRPO.
-
-    Args:
-        scores: One a sample, as `reward.score` returned them.
-        std: What centred scores are divided by: the standard deviation of the `group`, of the
-            `batch`, of the group's other members (`group_others`), or `none`.
-        ddof: 1 for the sample standard deviation, 0 for the population's.
-        eps: Added to the standard deviation, outside the root.
-        singleton: What a group of one gets: `zero`, or its `raw` score.
-        mean: What is subtracted: the mean of the `group`, of its other members (`group_others`),
-            of the `batch`, of the batch's other samples (`batch_others`), or `none`.
-        std_about: Whether deviations are from the `mean` of the scores that they are over, or from
-            the `centre` that was subtracted.
-        zero_std: Where the standard deviation is 0: `keep` centred scores, or `divide` by eps.
-        variance_floor: The least variance that is divided by.
-    """
-    spec = GroupRelative(
-        std=std,
-        ddof=ddof,
-        eps=eps,
-        singleton=singleton,
-        mean=mean,
-        std_about=std_about,
-        zero_std=zero_std,
-        variance_floor=variance_floor,
-    )
-    return add_advantage(spec, scores)
+_P = ParamSpec("_P")
 
 
-@operation
-def leave_one_out(
-    scores: Scores,
-    *,
-    singleton: Singleton = "zero",
-    batch_std: bool = False,
-    eps: float = 1e-4,
-) -> Advantages:
-    """score - mean of the group's other scores: RLOO.
-
-    Args:
-        scores: One a sample.
-        singleton: What a group of one gets: `zero`, or its `raw` score.
-        batch_std: Whether the result is standardised once more over the batch.
-        eps: Added to the batch's standard deviation.
-    """
-    return add_advantage(LeaveOneOut(singleton=singleton, batch_std=batch_std, eps=eps), scores)
+def _of_scores(kind: Callable[_P, AdvantageSpec]) -> Callable[Concatenate[Scores, _P], Advantages]:
+    return operation_of(kind, add_advantage, __name__, scores=Scores)
 
 
-@operation
-def length_weighted(
-    scores: Scores, rollout: Rollout, *, singleton: Singleton = "zero"
-) -> Advantages:
-    """score - mean of the group weighted by response length: OPO's optimal baseline.
-
-    Args:
-        scores: One a sample.
-        rollout: The samples that were scored; their lengths are read.
-        singleton: What a group of one gets: `zero`, or its `raw` score.
-    """
-    return add_advantage(LengthWeighted(singleton=singleton), scores, rollout)
+def _of_samples(
+    kind: Callable[_P, AdvantageSpec],
+) -> Callable[Concatenate[Scores, Rollout, _P], Advantages]:
+    return operation_of(kind, add_advantage, __name__, scores=Scores, rollout=Rollout)
 
 
-@operation
-def gpg(scores: Scores, *, norm: float = 1.0, singleton: Singleton = "zero") -> Advantages:
-    """Group-centred scores x (samples / samples whose score is not 0) / norm: GPG.
-
-    Args:
-        scores: One a sample.
-        norm: F_norm of the paper, a constant above 0.
-        singleton: What a group of one gets, before the factor.
-    """
-    return add_advantage(GPG(norm=norm, singleton=singleton), scores)
-
-
-@operation
-def max_rl(scores: Scores, *, eps: float = 1e-6, singleton: Singleton = "zero") -> Advantages:
-    """(score - mean of its group) / (mean of its group + eps): MaxRL, for scores from 0 up.
-
-    Args:
-        scores: One a sample.
-        eps: Added to the mean, so that a group without success gets 0.
-        singleton: What a group of one gets: `zero`, or its `raw` score.
-    """
-    return add_advantage(MaxRL(eps=eps, singleton=singleton), scores)
-
-
-@operation
-def pass_at_k(
-    scores: Scores,
-    *,
-    std: Literal["group", "none"] = "none",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
-) -> Advantages:
-    """The best of a group gets its lead over the second best, all others 0: pass@k training.
-
-    Args:
-        scores: One a sample.
-        std: `group` divides by the standard deviation of the group's scores, `none` does not.
-        ddof: 1 for the sample standard deviation, 0 for the population's.
-        eps: Added to it.
-        singleton: What a group of one gets: `zero`, or its `raw` score.
-    """
-    return add_advantage(PassAtK(std=std, ddof=ddof, eps=eps, singleton=singleton), scores)
+group_relative = _of_scores(GroupRelative)
+leave_one_out = _of_scores(LeaveOneOut)
+gpg = _of_scores(GPG)
+max_rl = _of_scores(MaxRL)
+pass_at_k = _of_scores(PassAtK)
+length_weighted = _of_samples(LengthWeighted)
+group_in_group = _of_samples(GroupInGroup)
 
 
 @operation
@@ -378,37 +280,6 @@ def remax(
     """
     spec = ReMax(kl_coefficient=kl, kl_estimator=kl_estimator)
     return add_advantage(spec, scores, rollout, reference, baseline=baseline)
-
-
-@operation
-def group_in_group(
-    scores: Scores,
-    rollout: Rollout,
-    *,
-    weight: float = 1.0,
-    gamma: float = 0.95,
-    std: Scale = "group",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
-) -> Advantages:
-    """An episode's advantage in its group, plus that of each turn among turns of one state: GiGPO.
-
-    Args:
-        scores: One an episode.
-        rollout: The rollout that `fl.interact` returned with them; it has turns, rewards and
-            states.
-        weight: Of the turn's advantage.
-        gamma: Discount of a turn's return, a turn.
-        std: What centred numbers are divided by; see `group_relative`.
-        ddof: 1 for the sample standard deviation, 0 for the population's.
-        eps: Added to it.
-        singleton: What a group of one gets.
-    """
-    spec = GroupInGroup(
-        weight=weight, gamma=gamma, std=std, ddof=ddof, eps=eps, singleton=singleton
-    )
-    return add_advantage(spec, scores, rollout)
 
 
 @operation

@@ -7,10 +7,11 @@ and choices.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import called
@@ -24,11 +25,40 @@ from flowrl.program.handles import (
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import Spec
 from flowrl.specs.base import refusal, with_floats, wrong_fields
+from flowrl.specs.names import operation
 from flowrl.user_lines import trace_error
 from flowrl.wording import suggestion
 
 _H = TypeVar("_H", bound=Handle)
 _S = TypeVar("_S", bound=Spec)
+
+
+def operation_of(
+    kind: Callable[..., Spec], add: Callable[..., Any], module: str, **handles: type[Handle]
+) -> Callable[..., Any]:
+    """Makes the operation of a kind of specification, whose fields are its arguments and options.
+
+    Args:
+        kind: The class of the specification, which documents the operation.
+        add: Adds the node of a specification that works on handles.
+        module: The operation's module.
+        handles: The kind of each handle, by argument; they come before the options.
+    """
+    first = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=handle)
+        for name, handle in handles.items()
+    ]
+    signature = inspect.Signature([*first, *inspect.signature(kind).parameters.values()])
+
+    def function(*args: object, **kwargs: object) -> object:
+        options = signature.bind(*args, **kwargs).arguments
+        given = [options.pop(name) for name in handles]
+        return add(kind(**options), *given)
+
+    function.__name__ = function.__qualname__ = str(getattr(kind, "kind", ""))
+    function.__module__, function.__doc__ = module, kind.__doc__
+    vars(function)["__signature__"] = signature
+    return operation(function)
 
 
 def current_tracer(what: str) -> Tracer:

@@ -29,24 +29,10 @@ from flowrl.specs.kl import Estimator
 from flowrl.specs.user_functions import Options
 
 Scale: TypeAlias = Literal["group", "batch", "none", "group_others"]
-"""The divisor of centred scores: the standard deviation of their group, of the batch, none, or that
-of the *other* members of the group."""
-
 Centre: TypeAlias = Literal["group", "group_others", "batch", "batch_others", "none"]
-"""The number that is subtracted from a score: the mean of its group, of the group's other members,
-of the batch, of the batch's other samples, or nothing."""
-
 Singleton: TypeAlias = Literal["zero", "raw"]
-"""The advantage of a group of one: 0, or its score unchanged (verl keeps the score)."""
-
 StdAbout: TypeAlias = Literal["mean", "centre"]
-"""The reference point of deviations: the mean of the scores that the deviation is over, or the
-number that was subtracted from each score (AReaL)."""
-
 ZeroStd: TypeAlias = Literal["keep", "divide"]
-"""The treatment of a standard deviation of 0: centred scores are kept, or divided by eps. The two
-differ only where a score can differ from the centre of equal scores: with `group_others`, and with
-a centre that is not the mean of the scores that the deviation is over."""
 
 ProcessRewards: TypeAlias = Literal["none", "added", "alone"]
 """Rewards of tokens in a reward-to-go: none, in addition to the score, or without any score."""
@@ -96,6 +82,21 @@ class GroupRelative(AdvantageSpec):
 
     Its options give every other normalisation of rewards: by the batch, by the group without the
     sample itself, about another centre.
+
+    Attributes:
+        std: What centred scores are divided by: the standard deviation of the `group`, of the
+            `batch`, of the group's other members (`group_others`), or `none`.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to the standard deviation, outside the root.
+        singleton: What a group of one gets: `zero`, or its `raw` score, as in verl.
+        mean: What is subtracted: the mean of the `group`, of its other members (`group_others`),
+            of the `batch`, of the batch's other samples (`batch_others`), or `none`.
+        std_about: Whether deviations are from the `mean` of the scores that they are over, or from
+            the `centre` that was subtracted (AReaL).
+        zero_std: Where the standard deviation is 0: `keep` centred scores, or `divide` by eps. The
+            two differ only where the centre is not the mean of the scores that the deviation is
+            over.
+        variance_floor: The least variance that is divided by.
     """
 
     kind: ClassVar[str] = "group_relative"
@@ -112,7 +113,13 @@ class GroupRelative(AdvantageSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut(AdvantageSpec):
-    """score - mean of the group's other scores: RLOO."""
+    """score - mean of the group's other scores: RLOO.
+
+    Attributes:
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+        batch_std: Whether the result is standardised once more over the batch.
+        eps: Added to the batch's standard deviation.
+    """
 
     kind: ClassVar[str] = "leave_one_out"
 
@@ -123,7 +130,14 @@ class LeaveOneOut(AdvantageSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassAtK(AdvantageSpec):
-    """The best sample of a group gets its lead over the second best; all others get 0."""
+    """The best of a group gets its lead over the second best, all others 0: pass@k training.
+
+    Attributes:
+        std: `group` divides by the standard deviation of the group's scores, `none` does not.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to it.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+    """
 
     kind: ClassVar[str] = "pass_at_k"
 
@@ -135,7 +149,12 @@ class PassAtK(AdvantageSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPG(AdvantageSpec):
-    """Group-centred scores times (samples / samples whose score is not 0) / `norm`."""
+    """Group-centred scores x (samples / samples whose score is not 0) / norm: GPG.
+
+    Attributes:
+        norm: F_norm of the paper, a constant above 0.
+        singleton: What a group of one gets, before the factor.
+    """
 
     kind: ClassVar[str] = "gpg"
 
@@ -145,7 +164,12 @@ class GPG(AdvantageSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxRL(AdvantageSpec):
-    """(score - mean of its group) / (mean of its group + eps)."""
+    """(score - mean of its group) / (mean of its group + eps): MaxRL, for scores from 0 up.
+
+    Attributes:
+        eps: Added to the mean, so that a group without success gets 0.
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+    """
 
     kind: ClassVar[str] = "max_rl"
 
@@ -155,7 +179,11 @@ class MaxRL(AdvantageSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthWeighted(AdvantageSpec):
-    """score - length-weighted mean of its group: OPO's optimal reward baseline."""
+    """score - mean of the group weighted by response length: OPO's optimal baseline.
+
+    Attributes:
+        singleton: What a group of one gets: `zero`, or its `raw` score.
+    """
 
     kind: ClassVar[str] = "length_weighted"
     _needs: ClassVar[tuple[str, ...]] = ("mask",)
@@ -305,9 +333,15 @@ class GAE(ProcessRewarded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInGroup(AdvantageSpec):
-    """Advantage of the episode in its group plus that of each turn among turns from the same state.
+    """An episode's advantage in its group, plus that of each turn among turns of one state: GiGPO.
 
-    This is GiGPO, for rollouts of several turns; `std="none"` is the paper's F_norm = 1.
+    It is for what `fl.interact` returned, which has turns, rewards and states. `std="none"` is the
+    paper's F_norm = 1.
+
+    Attributes:
+        weight: Of the turn's advantage.
+        gamma: Discount of a turn's return, a turn.
+        std: What centred numbers are divided by; see `GroupRelative`, like the further options.
     """
 
     kind: ClassVar[str] = "group_in_group"
