@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.graph.ir import Op
-from flowrl.program.formulas import add_subset
+from flowrl.program.formulas import add_subset, subset_of
 from flowrl.program.handles import Rollout, Scores
 from flowrl.specs.filters import Difficulty, ZeroVariance
 from flowrl.specs.names import operation, refusing_others
@@ -35,23 +34,7 @@ def zero_variance(
         scores: One for each of them.
         tolerance: Groups with max - min at most this are removed.
     """
-    return add_subset(Op.FILTER, ZeroVariance(tolerance=tolerance), rollout, scores)
+    return add_subset(ZeroVariance(tolerance=tolerance), rollout, scores)
 
 
-@operation
-def difficulty(
-    rollout: Rollout, scores: Scores, *, low: float = 0.0, high: float = 1.0
-) -> tuple[Rollout, Scores]:
-    """Keeps groups whose mean score lies strictly between two bounds: low < mean < high.
-
-    For scores of 0 and 1 the mean is the share of right answers, and the defaults remove prompts
-    that were always or never solved. A mean that equals a bound is outside: `low=0.5, high=1.0`
-    removes the groups that are always right too, and `high=1.1` keeps them.
-
-    Args:
-        rollout: The samples.
-        scores: One for each of them.
-        low: Groups with a mean of at most this are removed.
-        high: Groups with a mean of at least this are removed.
-    """
-    return add_subset(Op.FILTER, Difficulty(low=low, high=high), rollout, scores)
+difficulty = subset_of(Difficulty, __name__)

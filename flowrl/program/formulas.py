@@ -12,7 +12,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args, overload
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
 
 from flowrl.graph.ir import Field, Op, Unit, called, held_field, names_of
 from flowrl.graph.signatures import (
@@ -48,6 +60,7 @@ from flowrl.program.operation import (
     check_handle,
     check_spec,
     current_tracer,
+    operation_of,
     reads_of,
     refuse_argument,
 )
@@ -247,10 +260,21 @@ def own_advantage(
 # Filters and selections.
 
 
+_P = ParamSpec("_P")
+
+
+def subset_of(
+    kind: Callable[_P, FilterSpec | SelectSpec | Replay], module: str
+) -> Callable[Concatenate[Rollout, Scores, _P], tuple[Rollout, Scores]]:
+    """Makes the operation of a filter, a selection or a buffer."""
+    return operation_of(kind, add_subset, module, rollout=Rollout, scores=Scores)
+
+
 def add_subset(
-    op: Op, spec: FilterSpec | SelectSpec | Replay, rollout: Rollout, scores: Scores
+    spec: FilterSpec | SelectSpec | Replay, rollout: Rollout, scores: Scores
 ) -> tuple[Rollout, Scores]:
     """Adds a filter, a selection or a buffer; returns the samples that it gives, with scores."""
+    op = Op(spec.family)
     name = "fl.replay" if isinstance(spec, Replay) else f"fl.{op}.{spec.kind}"
     tracer = current_tracer(name)
     reads = reads_of(name, {"rollout": (rollout, Rollout), "scores": (scores, Scores)})

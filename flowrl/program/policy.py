@@ -353,7 +353,7 @@ def interact(
     if isinstance(policy, Policy):
         return rollout, scores
     return tuple(
-        add_subset(Op.SELECT, Turns(policy=place, of=len(policies)), rollout, scores)
+        add_subset(Turns(policy=place, of=len(policies)), rollout, scores)
         for place in range(len(policies))
     )
 

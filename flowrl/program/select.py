@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.graph.ir import Op
 from flowrl.graph.signatures import PREFERRED
-from flowrl.program.formulas import add_subset
+from flowrl.program.formulas import add_subset, subset_of
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.judging import add_parse
 from flowrl.program.sets import Pairs
@@ -26,35 +25,9 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
     __getattr__ = refusing_others(__name__, __all__)
 
 
-@operation
-def top(rollout: Rollout, scores: Scores, *, k: int = 1) -> tuple[Rollout, Scores]:
-    """The `k` best samples of each group; of equal ones those that were sampled first.
-
-    Args:
-        rollout: The samples.
-        scores: One for each of them.
-        k: Of each group.
-    """
-    return add_subset(Op.SELECT, Top(k=k), rollout, scores)
-
-
-@operation
-def threshold(rollout: Rollout, scores: Scores, *, at_least: float) -> tuple[Rollout, Scores]:
-    """The samples that score at least `at_least`, whatever the others of their group do.
-
-    Imitating them is rejection sampling (RAFT, ReST):
-
-        good, _ = fl.select.threshold(rollout, scores, at_least=1.0)
-        actor.update(good, loss=fl.loss.cross_entropy())
-
-    A group without such a sample adds nothing, and a step without one makes no update.
-
-    Args:
-        rollout: The samples.
-        scores: One for each of them.
-        at_least: The least score that is kept.
-    """
-    return add_subset(Op.SELECT, Threshold(at_least=at_least), rollout, scores)
+top = subset_of(Top, __name__)
+threshold = subset_of(Threshold, __name__)
+random = subset_of(RandomK, __name__)
 
 
 @operation
@@ -66,22 +39,7 @@ def parsed(rollout: Rollout, *, regex: str) -> tuple[Rollout, Scores]:
         regex: The expression that finds the number.
     """
     scores = add_parse("fl.select.parsed", rollout, regex=regex, otherwise=None)
-    return add_subset(Op.SELECT, Parsed(), rollout, scores)
-
-
-@operation
-def random(
-    rollout: Rollout, scores: Scores, *, k: int = 1, seed: int = 0
-) -> tuple[Rollout, Scores]:
-    """`k` random samples of each group, chosen by their ids: always the same ones.
-
-    Args:
-        rollout: The samples.
-        scores: One for each of them.
-        k: Of each group; all of a smaller one.
-        seed: Another seed chooses other samples.
-    """
-    return add_subset(Op.SELECT, RandomK(k=k, seed=seed), rollout, scores)
+    return add_subset(Parsed(), rollout, scores)
 
 
 @operation
@@ -93,5 +51,5 @@ def best_and_worst(rollout: Rollout, scores: Scores, *, tolerance: float = 1e-8)
         scores: One for each of them.
         tolerance: Groups whose scores differ by at most this are left out.
     """
-    kept, _ = add_subset(Op.SELECT, BestAndWorst(tolerance=tolerance), rollout, scores)
+    kept, _ = add_subset(BestAndWorst(tolerance=tolerance), rollout, scores)
     return Pairs(kept.tracer, kept.node, (*kept.fields, PREFERRED))

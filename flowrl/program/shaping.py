@@ -9,11 +9,12 @@ Those of scores are terms of `rewards.terms` too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Logprobs, Rollout, Scores, TokenRewards
-from flowrl.program.operation import check_spec, reads_of, refuse_argument
+from flowrl.program.operation import check_spec, operation_of, reads_of, refuse_argument
 from flowrl.specs.maps import (
     CosineLength,
     ImplicitReward,
@@ -28,6 +29,9 @@ __all__ = ["cosine_length", "implicit_reward", "repetition", "soft_overlong", "s
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
     __getattr__ = refusing_others(__name__, __all__)
+
+
+_P = ParamSpec("_P")
 
 
 @operation
@@ -50,64 +54,23 @@ def soft_overlong(
     return _shaped(spec, scores, rollout)
 
 
-@operation
-def stop_properly(scores: Scores, rollout: Rollout, *, coefficient: float = 0.0) -> Scores:
-    """Multiplies the score of truncated responses; below 0, the coefficient is their score.
-
-    Args:
-        scores: One a sample.
-        rollout: The samples that were scored.
-        coefficient: The factor, or the score.
-    """
-    return _shaped(StopProperly(coefficient=coefficient), scores, rollout)
+def _shaped(spec: ShapingSpec, scores: Scores, rollout: Rollout) -> Scores:
+    name = f"fl.shaping.{spec.kind}"
+    reads_of(name, {"scores": (scores, Scores), "rollout": (rollout, Rollout)})
+    given = add_map(name, spec, (scores, rollout))
+    assert isinstance(given, Scores)
+    return given
 
 
-@operation
-def cosine_length(
-    scores: Scores,
-    rollout: Rollout,
-    *,
-    max_tokens: int,
-    wrong_short: float = -1.0,
-    wrong_long: float = -0.5,
-    correct_long: float = 0.5,
-    correct_short: float = 1.0,
-    correct_above: float = 0.5,
-) -> Scores:
-    """Replaces scores by half a cosine of the length: falling from right, rising from wrong.
-
-    Args:
-        scores: One a sample.
-        rollout: The samples that were scored.
-        max_tokens: Length at which the cosine ends.
-        wrong_short: Score of a wrong response of no tokens; the other bounds follow the same
-            scheme.
-        correct_above: A response is right where its score is above this.
-    """
-    spec = CosineLength(
-        max_tokens=max_tokens,
-        wrong_short=wrong_short,
-        wrong_long=wrong_long,
-        correct_long=correct_long,
-        correct_short=correct_short,
-        correct_above=correct_above,
-    )
-    return _shaped(spec, scores, rollout)
+def _shaping_of(
+    kind: Callable[_P, ShapingSpec],
+) -> Callable[Concatenate[Scores, Rollout, _P], Scores]:
+    return operation_of(kind, _shaped, __name__, scores=Scores, rollout=Rollout)
 
 
-@operation
-def repetition(
-    scores: Scores, rollout: Rollout, *, ngram: int = 3, max_penalty: float = -1.0
-) -> Scores:
-    """Adds `max_penalty` times the share of token n-grams that occurred before in the response.
-
-    Args:
-        scores: One a sample.
-        rollout: The samples that were scored.
-        ngram: Length of an n-gram.
-        max_penalty: At most 0.
-    """
-    return _shaped(Repetition(ngram=ngram, max_penalty=max_penalty), scores, rollout)
+stop_properly = _shaping_of(StopProperly)
+cosine_length = _shaping_of(CosineLength)
+repetition = _shaping_of(Repetition)
 
 
 @operation
@@ -126,12 +89,4 @@ def implicit_reward(logprobs: Logprobs, reference: Logprobs, *, beta: float = 0.
     spec = check_spec(name, ImplicitReward(beta=beta))
     given = add_map(name, spec, (logprobs, reference))
     assert isinstance(given, TokenRewards)
-    return given
-
-
-def _shaped(spec: ShapingSpec, scores: Scores, rollout: Rollout) -> Scores:
-    name = f"fl.shaping.{spec.kind}"
-    reads_of(name, {"scores": (scores, Scores), "rollout": (rollout, Rollout)})
-    given = add_map(name, spec, (scores, rollout))
-    assert isinstance(given, Scores)
     return given

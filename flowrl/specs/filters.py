@@ -47,10 +47,15 @@ class ZeroVariance(FilterSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difficulty(FilterSpec):
-    """Keeps groups whose mean score lies strictly between `low` and `high`.
+    """Keeps groups whose mean score lies strictly between two bounds: low < mean < high.
 
-    For scores of 0 and 1 the mean is the solve rate; `low=0, high=1` removes prompts that were
-    always or never solved. A mean of exactly `low` or `high` is outside.
+    For scores of 0 and 1 the mean is the share of right answers, and the defaults remove prompts
+    that were always or never solved. A mean that equals a bound is outside: `low=0.5, high=1.0`
+    removes the groups that are always right too, and `high=1.1` keeps them.
+
+    Attributes:
+        low: Groups with a mean of at most this are removed.
+        high: Groups with a mean of at least this are removed.
     """
 
     kind: ClassVar[str] = "difficulty"
@@ -79,16 +84,24 @@ class SelectSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Top(SelectSpec):
-    """Keeps the `k` best samples of each group by score, the first ones among equal scores."""
+    """The `k` best samples of each group; of equal ones those that were sampled first."""
 
     kind: ClassVar[str] = "top"
 
-    k: Count
+    k: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold(SelectSpec):
-    """Keeps the samples that score at least `at_least`: all, some or none of a group."""
+    """The samples that score at least `at_least`, whatever the others of their group do.
+
+    Imitating them is rejection sampling (RAFT, ReST):
+
+        good, _ = fl.select.threshold(rollout, scores, at_least=1.0)
+        actor.update(good, loss=fl.loss.cross_entropy())
+
+    A group without such a sample adds nothing, and a step without one makes no update.
+    """
 
     kind: ClassVar[str] = "threshold"
 
@@ -118,11 +131,16 @@ class BestAndWorst(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK(SelectSpec):
-    """Keeps `k` samples of each group, chosen by hashes of their ids: always the same ones."""
+    """`k` random samples of each group, chosen by their ids: always the same ones.
+
+    Attributes:
+        k: Of each group; all of a smaller one.
+        seed: Another seed chooses other samples.
+    """
 
     kind: ClassVar[str] = "random"
 
-    k: Count
+    k: Count = 1
     seed: int = 0
 
 
@@ -151,7 +169,34 @@ class Turns(SelectSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay(Spec):
-    """Holds the groups that it is given, and returns `n` earlier ones a step."""
+    """Groups of earlier steps, with the scores and the rollout logprobs that they had then.
+
+        hard, hard_scores = fl.filter.difficulty(rollout, scores)
+        old, old_scores = fl.replay(hard, hard_scores, n=8)
+        actor.update(old, advantages=fl.advantage.group_relative(old_scores))
+
+    The filters and selections before it are the rule by which samples are held. The buffer is a
+    part of the run's state: checkpoints hold it, and a resumed run replays what the stopped one
+    would have.
+
+    The groups of this step are held from the next step on. In the first step, or where all are too
+    old, nothing is returned, and what works on the replayed samples is skipped.
+
+    Samples come from older policies, so that an update on them needs a loss that corrects for the
+    policy that sampled them; others are refused. RePO (Li et al., arXiv 2506.09340) updates on
+    fresh and on replayed samples with the clipped ratio to that policy, with advantages of their
+    own for each; ExGRPO (Zhan et al., arXiv 2510.02245) replays prompts that are neither always nor
+    never solved. RePO chooses among earlier samples of the step's own prompts; here they are those
+    of any prompt.
+
+    Attributes:
+        n: Groups that a step gets, as long as so many are held.
+        capacity: Groups that are held; the oldest go first.
+        max_age: Weight publications that a group may be behind when it is returned; older ones are
+            forgotten.
+        choose: `random` takes each held group with the same probability, without replacement;
+            `newest` takes the last ones.
+    """
 
     family: ClassVar[str] = "replay"
     kind: ClassVar[str] = "replay"

@@ -358,7 +358,7 @@ class SoftOverlong(ShapingSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProperly(ShapingSpec):
-    """Multiplies scores of truncated responses by `coefficient`; below 0, it becomes the score."""
+    """Multiplies the score of truncated responses; below 0, the coefficient is their score."""
 
     kind: ClassVar[str] = "stop_properly"
 
@@ -367,10 +367,13 @@ class StopProperly(ShapingSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CosineLength(ShapingSpec):
-    """A score that falls from right and rises from wrong along half a cosine of the length.
+    """Replaces scores by half a cosine of the length: falling from right, rising from wrong.
 
-    `wrong_short` and `correct_short` are the scores of responses of no tokens, the others those of
-    `max_tokens` or more.
+    Attributes:
+        max_tokens: Length at which the cosine ends.
+        wrong_short: Score of a wrong response of no tokens; the other bounds follow the same
+            scheme.
+        correct_above: A response is right where its score is above this.
     """
 
     kind: ClassVar[str] = "cosine_length"
@@ -385,9 +388,11 @@ class CosineLength(ShapingSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition(ShapingSpec):
-    """`max_penalty` times the share of n-grams that occurred before in the response.
+    """Adds `max_penalty` times the share of token n-grams that occurred before in the response.
 
-    The map reads token ids and adds the penalty to the score.
+    Attributes:
+        ngram: Length of an n-gram.
+        max_penalty: At most 0.
     """
 
     kind: ClassVar[str] = "repetition"
