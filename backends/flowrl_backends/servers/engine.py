@@ -5,10 +5,6 @@
 Requests wait for the weights that were sent before them. Those that are running go on across a
 publication: the server says which version each token is of. A server that is gone, or that sends
 nothing for `silence_s` while it has requests, raises `WorkerDied` from `poll`.
-
-Servers with a penalty for early stop tokens change the logprobs by it. So `min_tokens` is kept by
-sampling again: a stop token that comes too early is dropped and the response goes on from there,
-which gives the same distribution and the model's own logprobs.
 """
 
 from __future__ import annotations
@@ -39,44 +35,25 @@ from flowrl.backend.protocols import (
 from flowrl.backend.weights import FileBuckets, checksum_of
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import SampleId
-from flowrl.specs import Sampling
 from flowrl_backends.servers.model_folder import linked_model
 from flowrl_backends.torch.admission import check_request, check_stops
 
-__all__ = ["Part", "Piece", "Server", "ServerEngine"]
+__all__ = ["Piece", "Server", "ServerEngine"]
 
 # A server may ignore an abort of what it has not admitted yet.
 _ABORT_AGAIN_S = 0.05
 # The outputs of one decode step come one by one; they are reported together.
 _TOGETHER_S = 0.002
-# Stop tokens before `min_tokens` that are dropped in a row, before it is hopeless.
-_MAX_DROPPED = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What a server is to generate: a response, or its rest.
-
-    Attributes:
-        name: Of this part alone, for `Server.abort`.
-        tokens: Prompt and response so far.
-        num_tokens: The most tokens to generate.
-    """
-
-    name: str
-    tokens: list[int]
-    num_tokens: int
-    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Tokens of a part as they come.
+    """Tokens of a request as they come.
 
     Attributes:
         logprobs: Of the temperature-scaled logits before any truncation.
-        reason: The end of the part; None before.
-        versions: The weights of all tokens of the part, as in `Finished`; at the end.
+        reason: The end of the request; None before.
+        versions: The weights of all its tokens, as in `Finished`; at the end.
     """
 
     tokens: list[int]
@@ -95,18 +72,22 @@ class Server(Protocol):
         """Starts it, or connects to it, and waits until it serves version 0."""
         ...
 
-    def generate(self, part: Part) -> AsyncIterator[Piece]:
-        """Yields the tokens of a part; the last piece has a reason."""
+    def generate(self, request: GenerateRequest, name: str) -> AsyncIterator[Piece]:
+        """Yields what follows prompt and kept response; the last piece has a reason.
+
+        Args:
+            name: The request's, for `abort`; no other one ever has it.
+        """
         ...
 
     async def abort(self, name: str) -> None:
-        """Ends a part with the tokens that it has; another name is ignored."""
+        """Ends a request with the tokens that it has; another name is ignored."""
         ...
 
     async def load(self, folder: Path, version: int) -> None:
-        """Serves the weights of a folder; running parts go on with them.
+        """Serves the weights of a folder; running requests go on with them.
 
-        Keys and values that older weights made are not used for parts that start later.
+        Keys and values that older weights made are not used for later requests.
         """
         ...
 
@@ -121,18 +102,13 @@ class Server(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request that has not ended.
-
-    Attributes:
-        part: The name of the part that runs.
-    """
+    """A request that has not ended, under its name at the server."""
 
     request: GenerateRequest
-    part: str = ""
+    name: str
     aborted: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ServerEngine:
@@ -183,8 +159,9 @@ class ServerEngine:
         """See `GenerateBackend`; nothing is accepted if one request is refused."""
         for request in requests:
             check_request(request, self._context, self._vocab_size)
-            _require_served(request)
-        started = [_Live(request) for request in requests]
+        # A server may last longer than this engine, so names are of the engine too.
+        prefix = self._scratch.name
+        started = [_Live(request, f"{prefix}-{next(self._numbers)}") for request in requests]
         with self._changed:
             self._live |= {(one.request.sample, one.request.attempt): one for one in started}
             self._heard_s = time.monotonic()
@@ -330,51 +307,31 @@ class ServerEngine:
         return folder, checksum
 
     async def _generate(self, live: _Live, before: asyncio.Task[None] | None) -> None:
-        request, num_dropped = live.request, 0
-        kept, sampling = len(request.response), request.sampling
         if before is not None:
             await before
-        reason = FinishReason.LENGTH if kept >= sampling.max_tokens else None
-        while reason is None and not live.aborted:
-            num_before = kept + len(live.tokens)
-            reason = await self._generate_part(live)
-            total = kept + len(live.tokens)
-            if reason is FinishReason.STOP and total <= sampling.min_tokens:
-                _drop_last(live)
-                num_dropped = num_dropped + 1 if total == num_before + 1 else 1
-                self._require_hope(live, num_dropped)
-                reason = None
-        self._finish(live, reason or FinishReason.ABORT)
-
-    async def _generate_part(self, live: _Live) -> FinishReason:
         request, kept = live.request, len(live.request.response)
-        live.part = f"{self._scratch.name}-{next(self._numbers)}"
-        before = [*request.prompt.tolist(), *request.response.tolist(), *live.tokens]
-        part = Part(
-            name=live.part,
-            tokens=before,
-            num_tokens=request.sampling.max_tokens - kept - len(live.tokens),
-            sampling=request.sampling,
-        )
+        if live.aborted or kept >= request.sampling.max_tokens:
+            self._finish(live, FinishReason.ABORT if live.aborted else FinishReason.LENGTH, ())
+            return
         reason: FinishReason | None = None
-        async for piece in self._server.generate(part):
+        versions: tuple[tuple[int, int], ...] = ()
+        async for piece in self._server.generate(request, live.name):
             live.tokens += piece.tokens
             live.logprobs += piece.logprobs
-            live.versions += piece.versions
-            reason = piece.reason
-            # The last token may still be dropped.
-            reached = kept + len(live.tokens) - (reason is FinishReason.STOP)
+            reason, versions = piece.reason, piece.versions
             with self._changed:
                 self._heard_s = time.monotonic()
                 self._progress[request.sample] = Progress(
-                    sample=request.sample, attempt=request.attempt, num_tokens=reached
+                    sample=request.sample,
+                    attempt=request.attempt,
+                    num_tokens=kept + len(live.tokens),
                 )
                 self._changed.notify()
-        self._require_end(live, reason)
-        assert reason is not None
-        return reason
+        self._finish(live, self._required_end(live, reason), versions)
 
-    def _finish(self, live: _Live, reason: FinishReason) -> None:
+    def _finish(
+        self, live: _Live, reason: FinishReason, versions: tuple[tuple[int, int], ...]
+    ) -> None:
         request = live.request
         end = Finished(
             sample=request.sample,
@@ -382,7 +339,7 @@ class ServerEngine:
             reason=reason,
             tokens=np.array(live.tokens, np.int64),
             logprobs=np.array(live.logprobs, np.float32),
-            versions=_merged(live.versions),
+            versions=tuple((version, count) for version, count in versions if count),
         )
         with self._changed:
             del self._live[request.sample, request.attempt]
@@ -393,8 +350,7 @@ class ServerEngine:
     async def _repeat_abort(self, live: _Live) -> None:
         key = live.request.sample, live.request.attempt
         while self._live.get(key) is live:
-            if live.part:
-                await self._server.abort(live.part)
+            await self._server.abort(live.name)
             await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def _end(self) -> None:
@@ -403,9 +359,13 @@ class ServerEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop()
 
-    # What a server must not do
+    def _required_end(self, live: _Live, reason: FinishReason | None) -> FinishReason:
+        """Returns the reason of an end.
 
-    def _require_end(self, live: _Live, reason: FinishReason | None) -> None:
+        Raises:
+            WorkerDied: There is none, or an abort that nobody asked for.
+            BackendError: The end is not that of the run's own options.
+        """
         sample, role = f"sample {live.request.sample}", self._context.role
         if reason is None or (reason is FinishReason.ABORT and not live.aborted):
             raise WorkerDied(
@@ -431,51 +391,4 @@ class ServerEngine:
                 expected=f"max_tokens={live.request.sampling.max_tokens}",
                 hint="raise the server's context length and its KV cache",
             )
-
-    def _require_hope(self, live: _Live, num_dropped: int) -> None:
-        if num_dropped >= _MAX_DROPPED:
-            raise BackendError(
-                f"a stop token was sampled {num_dropped} times in a row before min_tokens",
-                where=f"sample {live.request.sample}",
-                found=f"{len(live.tokens)} tokens, min_tokens={live.request.sampling.min_tokens}",
-                hint="lower min_tokens: this policy ends its responses earlier",
-            )
-
-
-def _require_served(request: GenerateRequest) -> None:
-    sampling, where = request.sampling, f"sample {request.sample}"
-    if request.grammar is not None or sampling.logprobs == "sampler":
-        # The compiler refuses both, as the plug-ins do not declare them.
-        raise BackendError("a server engine has no grammars and no sampler logprobs", where=where)
-    if sampling.repetition_penalty != 1.0:
-        raise BackendError(
-            "a server reports logprobs after the repetition penalty, and those before are needed",
-            where=where,
-            found=f"repetition_penalty={sampling.repetition_penalty:g}",
-            expected="repetition_penalty=1",
-        )
-    if sampling.temperature == 0 and sampling.min_tokens > 0:
-        raise BackendError(
-            "a server engine keeps min_tokens by sampling again, which greedy decoding cannot",
-            where=where,
-            found=f"temperature=0, min_tokens={sampling.min_tokens}",
-            expected="min_tokens=0 where the temperature is 0",
-        )
-
-
-def _drop_last(live: _Live) -> None:
-    live.tokens.pop()
-    live.logprobs.pop()
-    *before, (version, count) = _merged(live.versions)
-    live.versions = [*before, (version, count - 1)]
-
-
-def _merged(versions: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns versions without empty spans, neighbours of one version joined."""
-    merged: list[tuple[int, int]] = []
-    for version, count in versions:
-        if merged and merged[-1][0] == version:
-            count += merged.pop()[1]
-        if count:
-            merged.append((version, count))
-    return tuple(merged)
+        return reason
