@@ -31,6 +31,11 @@ def engine_id(role: str, number: int) -> EngineId:
     return EngineId(f"{role}.generate[{number}]")
 
 
+def engine_number(engine: EngineId) -> int:
+    """Returns the number of an engine among those of its role."""
+    return int(engine.rpartition("[")[2].removesuffix("]"))
+
+
 def group_id(epoch: int, prompt: int) -> GroupId:
     """Returns the id of the group that answers `prompt` in `epoch` (both counted from 0)."""
     return GroupId(f"{epoch}/{prompt}")

@@ -5,10 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrl.backend.plugin import BackendStatus, BasePlugin, Plugin, Service, not_offered
+from flowrl.backend.plugin import (
+    NO_OPTIONS,
+    BackendStatus,
+    BasePlugin,
+    Plugin,
+    Service,
+    not_offered,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from flowrl.backend.protocols import GenerateBackend, PolicyContext, TrainBackend
@@ -52,9 +61,13 @@ class Pair(BasePlugin):
             repeats_truncation=of_trainer.repeats_truncation & of_engine.repeats_truncation,
         )
 
-    def check(self) -> BackendStatus:
-        """Returns the status of the first of both that cannot be used here."""
-        first, second = self._trains.check(), self._generates.check()
+    def check(self, options: Mapping[str, object] = NO_OPTIONS) -> BackendStatus:
+        """Returns the status of the first of both that cannot be used here.
+
+        Args:
+            options: Those of the trainer; see `require_usable` for the engine's.
+        """
+        first, second = status_of(self._trains, options), status_of(self._generates, NO_OPTIONS)
         return second if first.usable else first
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:

@@ -7,14 +7,18 @@ arrays.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from inspect import signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 from flowrl.errors import BackendError
 
 __all__ = [
     "GIVEN_PER_SLOT",
+    "NO_OPTIONS",
     "PROTOCOL",
     "BackendStatus",
     "BasePlugin",
@@ -24,6 +28,7 @@ __all__ = [
     "Service",
     "not_offered",
     "options_of",
+    "status_of",
 ]
 
 
@@ -134,6 +139,10 @@ PROTOCOL = 1
 plug-ins go on."""
 
 
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+"""The options of a plug-in that no configuration names."""
+
+
 def options_of(plugin: Plugin) -> type[BaseModel] | None:
     """Returns the model of a plug-in's options; None where it has none."""
     options: type[BaseModel] | None = getattr(plugin, "options", None)
@@ -162,8 +171,13 @@ class Plugin(Protocol):
         """The capabilities of the plug-in, on whatever machine it is installed."""
         ...
 
-    def check(self) -> BackendStatus:
-        """Returns whether it can be used here; imports nothing heavy and never raises."""
+    def check(self, options: Mapping[str, object] = NO_OPTIONS) -> BackendStatus:
+        """Returns whether it can be used here; imports nothing heavy and never raises.
+
+        Args:
+            options: Those of the role that is to use it, such as the environment of its library;
+                none where no role asks, as in `flowrl backends`. They are not checked before.
+        """
         ...
 
     def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
@@ -200,7 +214,7 @@ class BasePlugin:
     capabilities: Capabilities
     options: ClassVar[type[BaseModel] | None] = None
 
-    def check(self) -> BackendStatus:
+    def check(self, options: Mapping[str, object] = NO_OPTIONS) -> BackendStatus:
         """See `Plugin`; a plug-in that needs nothing can be used everywhere."""
         return BackendStatus(usable=True)
 
@@ -219,6 +233,11 @@ class BasePlugin:
     def open_environment(self, context: EnvironmentContext) -> Environment:
         """Raises an error: the plug-in has no environment."""
         raise not_offered(self, Service.ENVIRONMENT, f"roles.{context.role}.backend")
+
+
+def status_of(plugin: Plugin, options: Mapping[str, object]) -> BackendStatus:
+    """Returns what `Plugin.check` finds, also of a plug-in whose check knows no options."""
+    return plugin.check(options) if signature(plugin.check).parameters else plugin.check()
 
 
 def not_offered(

@@ -100,6 +100,8 @@ class PolicyContext:
         kv_tokens: Tokens that the KV cache of an engine is to hold; 0 where only `num_slots` and
             `max_length` limit it.
         rank: The place of this worker among the ranks that train the model; None for all of it.
+        replica: The number of an engine among those of its role on this machine: 0 for the one in
+            the trainer's process, from 1 on for those in processes of their own.
     """
 
     role: RoleName
@@ -120,6 +122,7 @@ class PolicyContext:
     layout: Mapping[str, int] = field(default_factory=dict)
     kv_tokens: int = 0
     rank: Rank | None = None
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

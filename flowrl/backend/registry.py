@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from flowrl.backend.pair import Pair
-from flowrl.backend.plugin import PROTOCOL, Capabilities, Plugin, options_of
+from flowrl.backend.plugin import NO_OPTIONS, PROTOCOL, Capabilities, Plugin, options_of, status_of
 from flowrl.config.problems import validated
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError, ConfigError
 from flowrl.wording import listing
 
-__all__ = ["GROUP", "Found", "available", "check_options", "find"]
+__all__ = ["GROUP", "Found", "available", "check_options", "find", "require_usable"]
 
 GROUP = "flowrl.backends"
 
@@ -92,6 +92,32 @@ def check_options(
             found=listing(values),
             hint=f"leave {at} out",
         )
+
+
+def require_usable(
+    backend: str,
+    role: str,
+    options: Mapping[str, object],
+    engine_options: Mapping[str, object] = NO_OPTIONS,
+) -> None:
+    """Checks that a role's plug-ins can be used on this machine with its options.
+
+    Args:
+        backend: The name of a plug-in, or `a+b`.
+        engine_options: Those of `b`.
+
+    Raises:
+        BackendError: One cannot; the hint shows what to do.
+    """
+    given = (("backend", options), ("engine", engine_options))
+    for name, (key, values) in zip(backend.split("+"), given, strict=False):
+        status = status_of(find(name), values)
+        if not status.usable:
+            raise BackendError(
+                f"backend {name!r} cannot be used here: {status.problem}",
+                where=f"roles.{role}.{key}",
+                hint=status.hint,
+            )
 
 
 def available() -> tuple[Found, ...]:

@@ -15,37 +15,39 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from flowrl.backend.plugin import Plugin, not_offered
+from flowrl.backend.environment import EnvironmentContext
+from flowrl.backend.plugin import NO_OPTIONS, Plugin, not_offered
 from flowrl.backend.protocols import (
     GenerateBackend,
     PolicyContext,
+    ScoreContext,
     Service,
     Weights,
     WeightsKind,
 )
-from flowrl.backend.registry import find
+from flowrl.backend.registry import find, require_usable
 from flowrl.errors import BackendError, PlanError
 from flowrl.ids import EngineId, NodeId, RoleName, engine_id
 from flowrl.plan.schema import PlacementPlan
 from flowrl.runtime.trainers import Trainer
 
 
-def require(name: str, service: Service, role: str) -> Plugin:
+def require(
+    name: str, service: Service, context: PolicyContext | ScoreContext | EnvironmentContext
+) -> Plugin:
     """Returns the plug-in `name`, usable on this machine and offering `service`.
+
+    Args:
+        context: What it is to open for.
 
     Raises:
         BackendError: it is not; the hint shows what to do.
     """
     plugin = find(name)
     if service not in plugin.capabilities.services:
-        raise not_offered(plugin, service, f"roles.{role}.backend")
-    status = plugin.check()
-    if not status.usable:
-        raise BackendError(
-            f"backend {name!r} cannot be used here: {status.problem}",
-            where=f"roles.{role}.backend",
-            hint=status.hint,
-        )
+        raise not_offered(plugin, service, f"roles.{context.role}.backend")
+    of_engine = context.engine_options if isinstance(context, PolicyContext) else NO_OPTIONS
+    require_usable(name, context.role, context.options, of_engine)
     return plugin
 
 

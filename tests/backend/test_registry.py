@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.backend.plugin import Plugin
-from flowrl.backend.registry import available, find
+from flowrl.backend.registry import available, find, require_usable
 from flowrl.errors import BackendError
 
 GOOD = """
@@ -200,3 +200,35 @@ def test_a_pair_of_which_one_lacks_its_service_is_refused(install: Install) -> N
         find("torch+good", where="roles.actor.engine")
     assert caught.value.where == "roles.actor.engine"
     assert caught.value.found == "it offers score"
+
+
+PICKY = """
+from flowrl.backend.protocols import BackendStatus, BasePlugin, Capabilities, Service
+
+
+class Picky(BasePlugin):
+    name = "picky"
+    capabilities = Capabilities(services=frozenset({Service.GENERATE}), devices=frozenset({"cpu"}))
+
+    def check(self, options={}):
+        if options.get("python") == "none":
+            return BackendStatus(usable=False, problem="no such python", hint="name another")
+        return BackendStatus(usable=True)
+
+
+plugin = Picky()
+"""
+
+
+def test_whether_a_plugin_can_be_used_is_asked_with_the_options_of_its_role(
+    install: Install,
+) -> None:
+    install("acme-engine", "picky", PICKY)
+    install("older-engine", "good", GOOD)
+    require_usable("good", "judge", {"python": "none"})  # its check knows no options
+    require_usable("torch+picky", "actor", {"python": "none"}, {})
+    with pytest.raises(BackendError, match="'picky' cannot be used here: no such python") as caught:
+        require_usable("torch+picky", "actor", {}, {"python": "none"})
+    assert caught.value.where == "roles.actor.engine"
+    assert caught.value.hint == "name another"
+    assert find("torch+picky").check().usable

@@ -17,7 +17,7 @@ from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_restarts import MAX_FAILURES, EngineFailures
 from tests.runtime.scripted_engine import PLUGIN, context, weights
 
-NAMES = [EngineId("actor[0]"), EngineId("actor[1]")]
+NAMES = [EngineId("actor.generate[0]"), EngineId("actor.generate[1]")]
 DEADLINE_S = 60.0
 
 

@@ -73,7 +73,7 @@ def test_a_publication_is_exported_once_for_all_engines(tmp_path: Path):
         exported.append(weights(folder, 3))
 
     fleet = EngineFleet(
-        [EngineId("actor[0]"), EngineId("actor[1]")],
+        [EngineId("actor.generate[0]"), EngineId("actor[1]")],
         PLUGIN,
         context(tmp_path),
         export=export,

@@ -33,7 +33,7 @@ class Other(TorchPlugin):
         options = Options(**context.options)
         if options.opened:
             found = f"{context.options} {context.devices} {context.layout['tp']}"
-            Path(options.opened).write_text(found)
+            Path(f"{options.opened}.{context.replica}").write_text(found)
         return super().open_generate(context, shared)
 
 
@@ -68,11 +68,19 @@ def test_a_run_with_another_engine_learns_what_it_learns_with_its_own(tmp_path: 
 
 
 def test_an_engine_gets_its_own_options_and_what_the_plan_gives_it(tmp_path: Path):
-    opened = tmp_path / "opened.txt"
+    opened = tmp_path / "opened"
     options = [f"roles.actor.engine_options.opened={opened}", "roles.actor.engine=other"]
     short = [*options, "train.steps=1", "stages=[grpo]"]
     fl.run(None, tiny_config(tmp_path / "run"), overrides=short, display=WatchedDisplay())
-    assert opened.read_text() == f"{{'opened': '{opened}'}} ('cpu:0',) 1"
+    found = f"{{'opened': '{opened}'}} ('cpu:0',) 1"
+    assert {path.name: path.read_text() for path in tmp_path.glob("opened*")} == {"opened.0": found}
+    two = [*short, "roles.actor.num_engines=2"]
+    fl.run(None, tiny_config(tmp_path / "two"), overrides=two, display=WatchedDisplay())
+    assert {path.name for path in tmp_path.glob("opened*")} == {
+        "opened.0",
+        "opened.1",
+        "opened.2",
+    }
 
 
 def test_an_engine_that_does_not_generate_is_refused_with_its_key(tmp_path: Path):

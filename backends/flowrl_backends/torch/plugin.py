@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from flowrl.backend.plugin import BackendStatus, BasePlugin, Capabilities, Service
+from flowrl.backend.plugin import NO_OPTIONS, BackendStatus, BasePlugin, Capabilities, Service
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class TorchPlugin(BasePlugin):
         updates=frozenset({"average", "reset", "sum"}),
     )
 
-    def check(self) -> BackendStatus:
+    def check(self, options: Mapping[str, object] = NO_OPTIONS) -> BackendStatus:
         """Checks that torch, transformers and safetensors are installed; imports none of them."""
         missing = [name for name in _NEEDED if find_spec(name) is None]
         if missing:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flowrl.backend.protocols import GenerateBackend, PolicyContext, Weights
 from flowrl.errors import WorkerDied
-from flowrl.ids import EngineId
+from flowrl.ids import EngineId, engine_number
 from flowrl.plan.local import MOST_ENGINES
 from flowrl.runtime.channels import Channel
 from flowrl.runtime.local.engine_process import EngineProcess, open_engine_worker
@@ -182,7 +182,7 @@ class EngineFleet:
         return EngineProcess(
             name,
             self._plugin,
-            self._context,
+            replace(self._context, replica=1 + engine_number(name)),
             start_timeout_s=self._start_timeout_s,
             silence_s=self._silence_s,
             core=self._core_of.get(name),

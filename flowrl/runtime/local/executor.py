@@ -51,9 +51,9 @@ class LocalExecutor:
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:
-        plugin = require(placement.backend, Service.TRAIN, placement.role)
+        plugin = require(placement.backend, Service.TRAIN, context)
         if generates:
-            require(placement.backend, Service.GENERATE, placement.role)
+            require(placement.backend, Service.GENERATE, context)
         several = num_ranks(context) > 1
         train = self._ranks(placement, context) if several else plugin.open_train(context)
         return PolicyWorker(
@@ -105,7 +105,7 @@ class LocalExecutor:
     def open_scorers(
         self, backend: str, context: ScoreContext, rewards: RewardsConfig, *, workers: int
     ) -> Scorers:
-        require(backend, Service.SCORE, context.role)
+        require(backend, Service.SCORE, context)
         return ScoringPool(
             backend,
             context,
@@ -117,7 +117,7 @@ class LocalExecutor:
         )
 
     def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
-        plugin = require(backend, Service.ENVIRONMENT, context.role)
+        plugin = require(backend, Service.ENVIRONMENT, context)
         return EnvironmentPool(plugin.open_environment, context)
 
     def close(self) -> None:

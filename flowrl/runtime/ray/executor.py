@@ -97,7 +97,7 @@ class RayExecutor(LocalExecutor):
         from flowrl.runtime.ray.policies import ActorGroup
 
         for service in (Service.TRAIN, *([Service.GENERATE] if generates else [])):
-            require(placement.backend, service, placement.role)
+            require(placement.backend, service, context)
         start = partial(
             self._cluster.start,
             f"{context.role}.train",
@@ -151,7 +151,7 @@ class RayExecutor(LocalExecutor):
     ) -> Scorers:
         from flowrl.runtime.ray.clients import ActorScorers
 
-        require(backend, Service.SCORE, context.role)
+        require(backend, Service.SCORE, context)
         return ActorScorers(
             partial(
                 self._cluster.start,
@@ -165,7 +165,7 @@ class RayExecutor(LocalExecutor):
     def open_environment(self, backend: str, context: EnvironmentContext) -> EnvironmentPool:
         from flowrl.runtime.ray.clients import ActorLoop
 
-        plugin = require(backend, Service.ENVIRONMENT, context.role)
+        plugin = require(backend, Service.ENVIRONMENT, context)
         return EnvironmentPool(
             plugin.open_environment,
             context,

@@ -179,7 +179,7 @@ def run_policy(mailbox: Mailbox) -> None:
     _, backend, context = messages.pop(0)
     context = cast(PolicyContext, context)
     try:
-        plugin = require(cast(str, backend), Service.TRAIN, context.role)
+        plugin = require(cast(str, backend), Service.TRAIN, context)
         policy = _Policy(mailbox, plugin, context, plugin.open_train(context))
     except FlowError as reason:
         mailbox.send(("broken", reason))

@@ -124,7 +124,7 @@ def open_inline_scoring(backend: str, context: ScoreContext) -> InlineScorer:
         RewardError: the reward cannot be loaded; with the user's own file and line.
         FlowError: an error of the plug-in about its configuration.
     """
-    plugin = require(backend, Service.SCORE, context.role)
+    plugin = require(backend, Service.SCORE, context)
     own = (*library_folders(), *package_folders(plugin))
     try:
         scorer = plugin.open_score(context)
