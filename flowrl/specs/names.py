@@ -106,7 +106,8 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except TypeError as error:
             problem = str(error)
         if problem is not None or (unknown and not own.endswith(".__call__")):
-            raise _bad_call(name, function, problem, unknown)
+            decorates = bool(args) and inspect.isfunction(args[0])
+            raise _bad_call(name, function, problem, unknown, decorates=decorates)
         return function(*args, **kwargs)
 
     vars(checked)["is_operation"] = True
@@ -114,7 +115,12 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _bad_call(
-    name: str, function: Callable[..., Any], problem: str | None, unknown: Sequence[str]
+    name: str,
+    function: Callable[..., Any],
+    problem: str | None,
+    unknown: Sequence[str],
+    *,
+    decorates: bool,
 ) -> TraceError:
     """Returns the error of a call with other arguments than a function takes.
 
@@ -123,6 +129,7 @@ def _bad_call(
         problem: Python's message.
         unknown: Names of given arguments that it does not take; one of them may stand for an
             argument that is missing.
+        decorates: True if a function was given first, as by a decorator without parentheses.
     """
     names, hint = arguments_of(function), None
     kinds = [each.kind for each in inspect.signature(function).parameters.values()]
@@ -131,7 +138,9 @@ def _bad_call(
         positions = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
         hint = f"by position it takes {', '.join(names[:positions])}; the others have names"
         if positions == 0:
-            hint = f"as a decorator it has parentheses: @{name}(...)"
+            hint = "pass each by its name: " + ", ".join(f"{each}=..." for each in names)
+            if decorates:
+                hint = f"as a decorator it has parentheses: @{name}(...)"
     for argument in unknown[:1]:
         problem = f"got an unexpected keyword argument '{argument}'"
         meant = next(iter(meanings(f"{name.rpartition('.')[2]}()", argument)), None)

@@ -333,6 +333,23 @@ class Game:
     ]
 
 
+def test_ids_as_the_beginning_of_an_episode_are_answered_with_their_form(
+    written: Callable[[str], str],
+):
+    target = written("""
+class Game:
+    def reset(self):
+        return [1, 2]
+    def step(self, text):
+        return None
+""")
+    with EnvironmentPool(plugin.open_environment, context(target)) as pool:
+        pool.start(start())
+        assert pool.wait(DEADLINE_S)
+        (answered,) = pool.poll()
+    assert "ids are Observation(content=np.array([...]))" in answered.answer.message
+
+
 @pytest.mark.parametrize("value", ["'<'", "('<', 0.0, False)", "None"])
 def test_a_step_that_returns_something_else_is_told_with_the_users_line(
     written: Callable[[str], str], value: str

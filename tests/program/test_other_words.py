@@ -48,6 +48,7 @@ def refusal(use: Use) -> TraceError:
         (lambda r, s, a, *_: a.update(r, scores=s), "write rewards=..."),
         (lambda r, s, a, *_: a.update(samples=r), "leave samples out, and pass 'rollout'"),
         (lambda r, s, *_: fl.where(r, topic="maths"), "leave topic out, and pass 'row'"),
+        (lambda r, *_: fl.pair(r, r), "pass each by its name: preferred=..., other=..."),
         (lambda r, s, *_: fl.where(r, s, row="topic"), "by position it takes given; the others"),
         (lambda r, s, a, *_: a.sync(a, interval=3), "write every=..."),
         (lambda r, s, a, *_: a.sync(a, ema=0.9), "write decay=..."),

@@ -71,7 +71,8 @@ class UserEnvironment:
         if isinstance(returned, str):
             return Observation(content=returned)
         if not isinstance(returned, Observation):
-            raise self._returned("reset", returned, "text or an Observation")
+            expected = "text or an Observation; ids are Observation(content=np.array([...]))"
+            raise self._returned("reset", returned, expected)
         return returned
 
     async def step(self, sample: SampleId, action: Action) -> Outcome:
