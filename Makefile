@@ -2,6 +2,7 @@
 # make set-up   the environment alone (.venv), to plan and simulate
 # make test     the tests, on two workers     make check    format, lint, types, layers
 # make test-PACKAGE  the tests of one package, such as test-rollout
+# make test-ranks    several processes that train one model
 # make test-slow     large cases of tests that `make test` has small ones of
 # make learn    every program learns from a warm start (`make test-slow` has two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
@@ -43,7 +44,7 @@ SHARED = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 SOAK_EVENTS ?= 10000000
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-slow learn soak bounds chaos check format bench bench-trl lock set-up clean
+.PHONY: demo test test-slow test-ranks learn soak bounds chaos check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
@@ -54,6 +55,10 @@ test: set-up
 
 test-slow: set-up
 	$(TEST) -m slow $(SHARED)
+
+test-ranks: set-up
+	$(TEST) tests/backend/test_balance.py tests/plan/test_ranks.py tests/runtime/test_ranks.py \
+	  tests/runtime/test_rank_runs.py tests/torch_backend/test_ranks.py
 
 test-%: set-up
 	$(TEST) $(QUICK) tests/$*

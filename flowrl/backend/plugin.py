@@ -80,6 +80,8 @@ class Capabilities:
             min_tokens`.
         recompute: The activations that a trainer can compute again in the backward pass:
             `selective` (the cheap ones), `full` (all but the input of each layer), or both.
+        ranks: True if several processes can train a model together on CPUs, each with its share of
+            a batch (`PolicyContext.rank`).
         updates: The optional abilities of a trainer: `average` (`TrainBackend.load` with a decay),
             `reset` (`TrainBackend.reset_optimizer`) and `sum` (`TrainBackend.update_sum`).
         user_environment: True if its environment is the class that `roles.NAME.environment` names.
@@ -102,6 +104,7 @@ class Capabilities:
     grammars: frozenset[str] = frozenset()
     repeats_truncation: frozenset[str] = frozenset()
     recompute: frozenset[str] = frozenset()
+    ranks: bool = False
     updates: frozenset[str] = frozenset()
     user_environment: bool = False
     seeds: bool = True

@@ -138,6 +138,7 @@ def _role_request(
         dtype=config.dtype,
         recompute=config.recompute,
         num_slots=config.num_slots,
+        ranks=config.ranks,
         copy_of=config.copy_of,
         evaluated=name == evaluated,
         num_workers=role_backends.loaded.config.rewards.workers,

@@ -150,6 +150,7 @@ class RoleConfig(Section):
     num_engines: Annotated[Int, Field(ge=1, le=1024)] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
+    ranks: Int = Field(default=1, ge=1, le=1024)
     terms: Annotated[Terms, Field(min_length=1)] | None = None
     environment: Annotated[str, AfterValidator(_environment_target)] | None = None
     options: Options = Field(default_factory=dict)

@@ -9,7 +9,7 @@ only that makes a phase fit, it does so outside of rollouts; its own weights go 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from flowrl.cost.memory import (
@@ -56,6 +56,7 @@ class Tenant:
         phases: What the role does there.
         can_sleep: Its engine can give the KV cache back.
         can_recompute: Its trainer can compute activations again, and was not asked to.
+        ranks: Processes that train it together, each on a share of the batch.
     """
 
     role: str
@@ -64,6 +65,7 @@ class Tenant:
     phases: tuple[Phase, ...]
     can_sleep: bool = False
     can_recompute: bool = False
+    ranks: int = 1
 
     def adjusted(self, micro_batch: int, num_slots: int) -> Tenant:
         """The same with smaller sizes; larger ones than it has are ignored."""
@@ -146,9 +148,33 @@ def _measure(tenants: tuple[Tenant, ...], device_type: str, sleeping: tuple[str,
                     away = part.name in ("kv cache", "engine weights") and tenant.role in sleeping
                     if not away or rolls_out:
                         parts.append(part)
-            parts.extend(working_memory(active.role, active.shape, active.work, phase))
+            working = working_memory(active.role, active.shape, active.work, phase)
+            parts += [*working, *_rank_processes(tenants, active, phase, runtime, working)]
             phases.append((active.role, PhaseMemory(phase=phase, parts=tuple(parts))))
     return DeviceFit(phases=tuple(phases), sleeping=sleeping)
+
+
+def _rank_processes(
+    tenants: tuple[Tenant, ...],
+    active: Tenant,
+    phase: Phase,
+    runtime: MemoryPart,
+    working: tuple[MemoryPart, ...],
+) -> Iterator[MemoryPart]:
+    """What trainers of several ranks hold besides what one process would.
+
+    Together they have one model, optimizer and gradients. Each has libraries of its own and, when
+    it opens, whole parameters; of passes at work each has one.
+    """
+    for tenant in tenants:
+        if tenant.ranks == 1:
+            continue
+        resident = resident_memory(tenant.role, tenant.shape, tenant.work)
+        parameters = sum(part.nbytes for part in resident if part.name == "parameters")
+        nbytes = tenant.ranks * (runtime.nbytes + parameters)
+        if tenant is active and phase is not Phase.ROLLOUT:
+            nbytes += (tenant.ranks - 1) * sum(part.nbytes for part in working)
+        yield MemoryPart(role=tenant.role, name="rank processes", nbytes=nbytes)
 
 
 def _smallest_change(

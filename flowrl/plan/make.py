@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from flowrl.backend.plugin import Service
 from flowrl.cluster.pool import Device, DeviceGroup, ResourcePool
 from flowrl.cost.demand import phase_of
+from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, format_bytes
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
@@ -90,6 +91,8 @@ def make_plan(
         alone = () if groups else groups_for(models, pool, least=1)
     try:
         if groups:
+            for role in models:
+                _check_ranks(role, "several devices")
             if groups[0].device.type == "cpu" and _all_reserved(pool):
                 raise PlanError(
                     f"{len(groups[0].addresses)} hosts are no cluster",
@@ -354,6 +357,7 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
             expected=f"one of {', '.join(['none', *sorted(role.capabilities.recompute)])}",
             hint=f"set roles.{role.name}.recompute to one of them, or to auto",
         )
+    _check_ranks(role, device.type)
     work = workload(role, request, graph, role_dtype(role, request, device))
     return Tenant(
         role=role.name,
@@ -364,6 +368,32 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         can_recompute=role.recompute == "auto"
         and work.trainable
         and "full" in role.capabilities.recompute,
+        ranks=role.ranks,
+    )
+
+
+def _check_ranks(role: RoleRequest, device_type: str) -> None:
+    """Several ranks need a backend that has them, and the cores of one machine.
+
+    Raises:
+        PlanError: they have not.
+    """
+    if role.ranks == 1:
+        return
+    if not role.capabilities.ranks:
+        what, found = f"backend {role.backend!r} trains in one process", role.backend
+        expected = "one rank, or a backend with several, such as torch"
+    elif device_type != "cpu":
+        what, found = "ranks are processes on the cores of one machine", device_type
+        expected = "a plan for one machine without accelerators"
+    else:
+        return
+    raise PlanError(
+        what,
+        where=f"roles.{role.name}.ranks",
+        found=f"{role.ranks} ranks, {found}",
+        expected=expected,
+        hint=f"leave roles.{role.name}.ranks out",
     )
 
 
@@ -374,6 +404,7 @@ def _place_model(role: RoleRequest, tenant: Tenant, address: str) -> Placement:
         devices=(address,),
         process=MAIN_PROCESS,
         dtype=tenant.work.dtype,
+        layout=Layout(dp=role.ranks),
         num_slots=tenant.work.num_slots,
         trainable=tenant.work.trainable,
         copy_of=role.copy_of,
@@ -389,6 +420,14 @@ def _model_reasons(
         if role.dtype == "auto":
             why = _dtype_reason(role, tenant, choice.device)
             reasons.append(Reason(subject=f"{role.name}.dtype", choice=tenant.work.dtype, why=why))
+        if role.ranks > 1:
+            reasons.append(
+                Reason(
+                    subject=role.name,
+                    choice=f"trained by {role.ranks} processes, each with its share of a batch",
+                    why=f"roles.{role.name}.ranks={role.ranks}",
+                )
+            )
         if 0 < tenant.work.num_slots < role.num_slots:
             reasons.append(
                 Reason(

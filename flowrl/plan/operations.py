@@ -136,7 +136,7 @@ def _route(
     classes = ["embedding", "attention", "mlp", "norm"]
     if shape is None or not shape.tied:
         classes.append("head")
-    in_place = source == destination and role.capabilities.shares_weights
+    in_place = source == destination and role.capabilities.shares_weights and role.ranks == 1
     every = after.attr("every")
     return WeightRoute(
         source=source,

@@ -24,6 +24,7 @@ class RoleRequest:
             copy takes the type of its original.
         recompute: Of a backward pass: `none`, `full`, or `auto`.
         num_slots: Samples decoded at once.
+        ranks: Processes that train it together on CPUs.
         copy_of: A role whose weights it begins with.
         evaluated: Held-out samples are drawn from it, even where the graph does not generate.
         num_workers: Processes of a scorer.
@@ -37,6 +38,7 @@ class RoleRequest:
     dtype: str = "auto"
     recompute: str = "auto"
     num_slots: int = 256
+    ranks: int = 1
     copy_of: str | None = None
     evaluated: bool = False
     num_workers: int = 1

@@ -31,7 +31,7 @@ def workload(role: RoleRequest, request: PlanRequest, graph: Graph, dtype: str) 
         num_samples=max(passed, default=1),
         dtype=dtype,
         trainable=bool(rows),
-        shares_weights=role.capabilities.shares_weights,
+        shares_weights=role.capabilities.shares_weights and role.ranks == 1,
         truncates=any(_truncates(node) for node in graph.of_op(Op.GENERATE)),
         recompute="full" if rows and role.recompute == "full" else "none",
     )

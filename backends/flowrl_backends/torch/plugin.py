@@ -57,6 +57,7 @@ class TorchPlugin(BasePlugin):
             {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
         ),
         recompute=frozenset({"full"}),
+        ranks=True,
         updates=frozenset({"average", "reset", "sum"}),
     )
 

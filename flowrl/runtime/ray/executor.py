@@ -206,6 +206,15 @@ def _engine_resources(device: str, num_threads: int) -> Mapping[str, float]:
 def _require_plan(stage: CompiledStage) -> None:
     """Checks that a plan promises nothing that Ray decides."""
     plan, where = stage.plan, f"plan of {stage.name!r}"
+    for placement in plan.placements:
+        if placement.layout.dp > 1:
+            raise PlanError(
+                "the Ray executor trains a model in one process",
+                where=f"roles.{placement.role}.ranks",
+                found=f"{placement.layout.dp} ranks",
+                expected="1",
+                hint="take executor=local, or leave ranks out",
+            )
     for operation in plan.operations:
         if operation.cores:
             raise PlanError(
