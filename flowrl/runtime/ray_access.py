@@ -24,6 +24,8 @@ def use_token() -> None:
     """
     if _token() is not None:
         os.environ.setdefault(AUTH_MODE, "token")
+    # Ray tries 20 times, a second each, also where the token is a wrong one.
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", f"{_CONNECT_S:g}")
 
 
 def _token() -> str | None:
