@@ -27,32 +27,37 @@ from flowrl.specs.filters import (
 
 
 def zero_variance(
-    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: ZeroVariance
+    scores: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    spec: ZeroVariance,
+    live: npt.ArrayLike | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Keeps the samples of groups whose scores differ (dynamic sampling: DAPO, 2025, section 3.2).
 
     A group is kept if max - min > tolerance, or with `measure="std"` if the standard deviation is
     above the tolerance. DAPO's condition, 0 < number correct < group size, is the same for scores
     of 0 and 1. A group of equal scores has exactly the deviation 0. A group of one has no spread
-    and is removed, unless `singleton="keep"`.
+    and is removed, unless `singleton="keep"`. With `live`, bool `[N]`, only the scores of these
+    samples are compared, and a group with at most one of them counts as a group of one.
     """
     r, g = _pair(scores, groups)
-    part = Partition.of(g)
+    number = Partition.of(g).number
+    counted = np.ones(len(r), np.bool_) if live is None else np.asarray(live, np.bool_)
+    part, chosen = Partition.of(number[counted]), r[counted]
     if spec.measure == "spread":
-        low, high = part.extremes(r)
+        low, high = part.extremes(chosen)
         differs = (high - low > spec.tolerance)[part.number]
     else:
-        differs = np.sqrt(part.variance(r, spec.ddof)) > spec.tolerance
-    return np.where(part.alone, spec.singleton == "keep", differs)
+        differs = np.sqrt(part.variance(chosen, spec.ddof)) > spec.tolerance
+    stays = np.full(number.max(initial=-1) + 1, spec.singleton == "keep")
+    stays[number[counted][~part.alone]] = differs[~part.alone]
+    return np.asarray(stays[number], np.bool_)
 
 
 def difficulty(
     scores: npt.ArrayLike, groups: npt.ArrayLike, spec: Difficulty
 ) -> npt.NDArray[np.bool_]:
-    """Keeps the samples of groups with low < mean score < high.
-
-    For scores of 0 and 1 the mean is the solve rate of the prompt.
-    """
+    """Keeps the samples of groups with low < mean score < high: of a solve rate, for 0 and 1."""
     r, g = _pair(scores, groups)
     part = Partition.of(g)
     low, high = part.extremes(r)
@@ -74,12 +79,8 @@ Rows = npt.NDArray[np.int64]
 
 
 def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: Top) -> Rows:
-    """Returns the k best samples of each group in batch order, the first ones of equal scores.
-
-    A group of fewer than k is kept whole.
-    """
-    r = check_scores(scores, groups)
-    return _first(groups, -r, spec.k)
+    """Returns the k best samples of each group in batch order, the first ones of equal scores."""
+    return _first(groups, -check_scores(scores, groups), spec.k)
 
 
 def threshold(

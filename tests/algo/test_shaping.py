@@ -60,6 +60,16 @@ def test_difficulty_keeps_groups_strictly_between_its_bounds() -> None:
     assert not kept.any()
 
 
+def test_only_samples_with_a_loss_are_compared() -> None:
+    scores, groups = [1, 0, 1, 0, 1, 0], [0, 0, 0, 1, 1, 2]
+    live = [True, False, True, True, True, False]
+    got = zero_variance(scores, groups, ZeroVariance(), live)
+    assert got.tolist() == [False] * 3 + [True] * 2 + [False]
+    got = zero_variance(scores, groups, ZeroVariance(singleton="keep"), live)
+    assert got.tolist() == [False] * 3 + [True] * 3
+    assert not zero_variance(scores, groups, ZeroVariance(), [False] * 6).any()
+
+
 def test_the_deviation_may_be_compared_in_place_of_the_spread() -> None:
     # Spread 2e-6, deviation 1e-6 of four.
     scores = [2e-6, 0, 0, 0]
