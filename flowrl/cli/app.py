@@ -137,7 +137,7 @@ def graph(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to a file: .txt, .mmd, .dot or .json."),
+        typer.Option("--output", "-o", help="Write to .svg, .html, .txt, .mmd, .dot or .json."),
     ] = None,
     json: Json = False,
     debug: Debug = False,
@@ -173,7 +173,7 @@ def plan(
     routes: Routes = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the plan: .json or .yaml."),
+        typer.Option("--output", "-o", help="Write the plan: .json, .yaml or .html."),
     ] = None,
     json: Json = False,
     debug: Debug = False,

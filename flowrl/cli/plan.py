@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.plan import PlacementPlan
 
-_FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+_FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".html": "html"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,5 +204,13 @@ def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
 
     plan = plans[-1]
     last = f", the last of {len(plans)} stages" if len(plans) > 1 else ""
-    text = plan.to_json() if _FORMATS[output.suffix] == "json" else plan.to_yaml()
+    match _FORMATS[output.suffix]:
+        case "html":
+            from flowrl.viz.plan import render_plan
+
+            text = render_plan(plan)
+        case "json":
+            text = plan.to_json()
+        case _:
+            text = plan.to_yaml()
     write_output(output, text, f"plan of {plan.graph}{last}, {one_line(plan)}")

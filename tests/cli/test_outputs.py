@@ -48,7 +48,7 @@ def test_the_end_of_a_name_says_how_a_graph_is_drawn(flowrl: Run, name: str, beg
             ["graph", "grpo", "-o", "g.dot", "--print-after", "fill_defaults"],
             "--print-after gives text, and no dot",
         ),
-        (["plan", QUICKSTART, "-o", "p.html"], "a name that ends in .json or .yaml"),
+        (["plan", QUICKSTART, "-o", "p.svg"], "a name that ends in .json or .yaml"),
         (["plan", QUICKSTART, "-o", "p"], "a name that ends in .json or .yaml"),
         (["profile", QUICKSTART, "-o", "p.yaml"], "a name that ends in .json"),
         (["simulate", QUICKSTART, "--trace", "t.html"], "a name that ends in .json"),
