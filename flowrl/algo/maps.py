@@ -143,22 +143,22 @@ def parse(batch: MapBatch, spec: Parse) -> MapResult:
     pattern = regex.compile(spec.regex)
     group = min(1, pattern.groups)
     otherwise = math.nan if spec.otherwise is None else spec.otherwise
-    found = np.full(len(batch.groups), np.nan, np.float32)
+    numbers = np.full(len(batch.groups), np.nan, np.float32)
     slow = 0
     for row, text in enumerate(batch["text"]):
         try:
             matches = list(pattern.finditer(text, timeout=PARSE_LIMIT_S))
-            found[row] = _number(matches[-1][group]) if matches else math.nan
+            numbers[row] = _number(matches[-1][group]) if matches else math.nan
         except TimeoutError:
             slow += 1
     if slow:
         _log.warning(
             "the search of %d of %d responses for %r took longer than %g s each and was given up, "
             "as if they had no number; an expression with fewer nested repetitions is faster",
-            *(slow, len(found), spec.regex, PARSE_LIMIT_S),
+            *(slow, len(numbers), spec.regex, PARSE_LIMIT_S),
         )
-    stated = np.isfinite(found)
-    return {"score": np.where(stated, found, np.float32(otherwise)), "parsed": stated}
+    stated = np.isfinite(numbers)
+    return {"score": np.where(stated, numbers, np.float32(otherwise)), "parsed": stated}
 
 
 def _number(text: str | None) -> np.float32:

@@ -129,9 +129,9 @@ class UserFunction:
             # Numbers keep their kind: a float does not become a bool, nor 0.5 an int64.
             values = values.astype(dtype, casting="same_kind")
         except (TypeError, ValueError):
-            found = str(getattr(result, "dtype", type(result).__name__))
+            dtype_given = str(getattr(result, "dtype", type(result).__name__))
             raise self.refuse(
-                f"gives '{name}' of another type", found=found, expected=expected
+                f"gives '{name}' of another type", found=dtype_given, expected=expected
             ) from None
         if values.shape != shape:
             raise self.refuse(

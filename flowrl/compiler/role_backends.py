@@ -127,9 +127,13 @@ class RoleBackends:
 
     def suggest_model(self, role: str) -> str:
         """Suggests a model for a role: that of another role, or a folder."""
-        others = [name for name, config in self.roles.items() if config.model is not None]
+        with_model = [name for name, config in self.roles.items() if config.model is not None]
         folder = f"roles.{role}.model=FOLDER"
-        return f"set roles.{role}.copy_of={others[0]}, or {folder}" if others else f"set {folder}"
+        return (
+            f"set roles.{role}.copy_of={with_model[0]}, or {folder}"
+            if with_model
+            else f"set {folder}"
+        )
 
     def source(self, role: str) -> str:
         """Returns the role whose model a role begins as: itself, or the last of its `copy_of`s."""

@@ -68,13 +68,13 @@ def _check_named(role_backends: RoleBackends, stages: Sequence[LoweredStage]) ->
                 missing.setdefault(role, stage)
     if not missing:
         return
-    lines, ways = [], []
+    lines, hints = [], []
     of_workflow: dict[str, list[str]] = {}
     for role, stage in missing.items():
         node = next(node for node in stage.graph.nodes if node.role == role)
         lines.append(str(node.source or stage.workflow.source))
-        way = _missing_role(stage, role, role_backends)
-        ways.append(way if len(missing) == 1 else f"{role}: {way}")
+        hint = _missing_role(stage, role, role_backends)
+        hints.append(hint if len(missing) == 1 else f"{role}: {hint}")
         of_workflow.setdefault(stage.workflow.name, []).append(repr(role))
     own = (
         f"workflow {name!r} has {'a role' if len(roles) == 1 else 'roles'} {', '.join(roles)}"
@@ -84,7 +84,7 @@ def _check_named(role_backends: RoleBackends, stages: Sequence[LoweredStage]) ->
         f"{' and '.join(own)} that the config does not name",
         where=f"{', '.join(lines)} and {role_backends.loaded.where('roles')}",
         found=f"roles {listing(role_backends.roles)}",
-        hint="; ".join(ways),
+        hint="; ".join(hints),
     )
 
 
@@ -94,11 +94,11 @@ def _missing_role(stage: LoweredStage, role: str, role_backends: RoleBackends) -
     entry = f"set roles.{role}.backend to one that offers {_offering(kind)}"
     if kind in _MODELS:
         entry = role_backends.suggest_model(role)
-    found = next(r for r in stage.workflow.roles if r.name == role)
-    bind = f"{stage.prefix}bind.{found.parameter}"
-    if found.parameter in stage.config.bind:
+    parameter = next(r for r in stage.workflow.roles if r.name == role)
+    bind = f"{stage.prefix}bind.{parameter.parameter}"
+    if parameter.parameter in stage.config.bind:
         return suggestion(role, role_backends.roles) or entry
-    if found.listed:
+    if parameter.listed:
         return f"{entry}; or set {bind}=[NAME, NAME, ...], keys of roles"
     if similar := suggestion(role, role_backends.roles):
         return similar
@@ -195,9 +195,9 @@ def _other_kind(name: str, kind: RoleKind, capabilities: Capabilities) -> str:
 
 def _backends(fits: Callable[[Capabilities], bool]) -> str:
     names = [
-        found.name
-        for found in available()
-        if found.plugin is not None and fits(found.plugin.capabilities)
+        entry.name
+        for entry in available()
+        if entry.plugin is not None and fits(entry.plugin.capabilities)
     ]
     return ", ".join(names) or "none is installed"
 

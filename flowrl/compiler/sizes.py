@@ -198,8 +198,8 @@ def _selections_leave_some(stage: LoweredStage, role_backends: RoleBackends) -> 
     sets = sample_sets(graph)
     for node in graph.nodes:
         reason, maker = _needs_two(node), graph.node(sets[node.id])
-        if maker.op is Op.REPLAY and (held := graph.feeding(maker.id, "rollout")) is not None:
-            maker = graph.node(sets[held.src])
+        if maker.op is Op.REPLAY and (replayed := graph.feeding(maker.id, "rollout")) is not None:
+            maker = graph.node(sets[replayed.src])
         if node.op is not Op.SELECT and reason and _kept(maker) == 1:
             yield ConfigError(
                 f"{node.id} {reason}, but {maker.id} keeps one sample of each group (k=1)",

@@ -165,7 +165,7 @@ def _by_plan(
                 hint="undo the edit, change the configuration, or make the plan again: "
                 "flowrl plan CONFIG -o FILE",
             )
-        compiled.append(_with_plan(stage, request, _priced(stage, request, plan, cost_of)))
+        compiled.append(_with_plan(stage, request, _re_evaluated(stage, request, plan, cost_of)))
     if not compiled:
         raise of_no_stage(plan, stages, where=f"the plan of {plan.graph!r}: graph")
     return tuple(compiled)
@@ -185,7 +185,7 @@ def of_no_stage(plan: PlacementPlan, stages: Sequence[LoweredStage], *, where: s
     )
 
 
-def _priced(
+def _re_evaluated(
     stage: LoweredStage,
     request: PlanRequest,
     plan: PlacementPlan,

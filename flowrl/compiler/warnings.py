@@ -167,13 +167,13 @@ def _updates_that_wait(stages: _Stages, _: RoleBackends) -> Iterator[str]:
     for stage in stages:
         updates = [(node, node.attr("every")) for node in stage.graph.of_op(Op.UPDATE)]
         steps = stage.config.train.steps
-        for node, every in updates:
-            if isinstance(every, int) and every > steps:
+        for node, interval in updates:
+            if isinstance(interval, int) and interval > steps:
                 yield (
-                    f"{_line(node)}: {node.id} is made every {every} steps, and the stage "
+                    f"{_line(node)}: {node.id} is made every {interval} steps, and the stage "
                     f"{stage.name} has {counted(steps, 'step')}, so that it is never made"
                 )
-        if updates and all(isinstance(every, int) for _, every in updates):
+        if updates and all(isinstance(interval, int) for _, interval in updates):
             names = listing([node.id for node, _ in updates])
             yield (
                 f"{_line(updates[0][0])}: no update is made in step 1 of the stage {stage.name}, "

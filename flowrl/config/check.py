@@ -72,12 +72,12 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
         if source is None:
             continue
         if source not in roles:
-            others = [other for other in roles if other != name]
+            candidates = [other for other in roles if other != name]
             yield ConfigError(
                 f"no role is called {source!r}",
                 where=where,
-                expected=f"one of {listing(others)}",
-                hint=one_of_them(source, others),
+                expected=f"one of {listing(candidates)}",
+                hint=one_of_them(source, candidates),
             )
         elif role.model is not None:
             yield ConfigError(

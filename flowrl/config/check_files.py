@@ -77,12 +77,12 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
                 hint=_model_hint(role.model),
             )
         elif not (folder / "config.json").is_file():
-            held = sorted(path.name for path in folder.iterdir())
+            entries_in_it = sorted(path.name for path in folder.iterdir())
             inside = [path.parent for path in sorted(folder.glob("*/config.json"))]
             yield ConfigError(
                 f"the folder {role.model} holds no config.json",
                 where=where,
-                found=f"{listing(held[:8])} in it",
+                found=f"{listing(entries_in_it[:8])} in it",
                 expected="a Hugging Face model folder",
                 hint=f"did you mean {inside[0]}?"
                 if inside

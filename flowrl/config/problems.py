@@ -211,8 +211,8 @@ class _Problem:
                 return self._wrong_type()
 
     def _wrong(self, what: str, hint: str) -> ConfigError:
-        found = _describe(self.value)
-        return ConfigError(f"{self.name} {what}", where=self.where, found=found, hint=hint)
+        described = _describe(self.value)
+        return ConfigError(f"{self.name} {what}", where=self.where, found=described, hint=hint)
 
     def _refused(self, error: ValueError) -> ConfigError:
         """Returns what a validator said, at its place."""

@@ -94,10 +94,10 @@ class InstalledKinds(Generic[SectionT]):
             ConfigError: No package or more than one declares it, or what is declared is none.
         """
         entry = find_entry(self.group, kind, kind=self._noun, error=ConfigError)
-        found = entry.load(ConfigError)
+        section = entry.load(ConfigError)
         base = self._base
-        if isinstance(found, type) and issubclass(found, base) and kinds_of(found) == (kind,):
-            return found
+        if isinstance(section, type) and issubclass(section, base) and kinds_of(section) == (kind,):
+            return section
         raise ConfigError(
             f"{kind!r} is no {self._noun}",
             where=entry.origin,
@@ -109,11 +109,11 @@ class InstalledKinds(Generic[SectionT]):
 
     def models(self) -> list[type[SectionT]]:
         """Returns the sections of all packages that can be imported."""
-        found = []
+        sections = []
         for entry in entries(self.group):
             with suppress(ConfigError):
-                found.append(self.find(entry.name))
-        return found
+                sections.append(self.find(entry.name))
+        return sections
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler

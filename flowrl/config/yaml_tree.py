@@ -166,12 +166,12 @@ def read_text(path: Path, kind: FileKind) -> str:
         what = f"cannot read: {error.strerror}"
         if isinstance(error, FileNotFoundError):
             what = "no such file" if folder.is_dir() else f"no such file, and no folder {folder}"
-        held = path if path.is_dir() else folder
-        names = sorted(file.name for file in held.glob("*") if file.suffix in YAML_SUFFIXES)
+        shown = path if path.is_dir() else folder
+        names = sorted(file.name for file in shown.glob("*") if file.suffix in YAML_SUFFIXES)
         raise ConfigError(
             "this is a folder, not a YAML file" if path.is_dir() else what,
             where=where,
-            expected=f"a {kind.noun}; {held} holds {listing(names)}" if names else None,
+            expected=f"a {kind.noun}; {shown} holds {listing(names)}" if names else None,
             hint=nearest_file(path, YAML_SUFFIXES, *kind.folders) or kind.hint,
         ) from None
 

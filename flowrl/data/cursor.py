@@ -333,13 +333,13 @@ class PromptCursor:
 
     def _following(self) -> tuple[int, int]:
         """Returns the epoch and the place of the next prompt in the order of epochs."""
-        found = self._epoch, self._order[self._position]
+        following = self._epoch, self._order[self._position]
         self._position += 1
         if self._position == len(self._prompts):
             self._epoch += 1
             self._position = 0
             self._order = self._order_of(self._epoch)
-        return found
+        return following
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         order: list[int] = permutation(len(self._prompts), self._seed, epoch).tolist()
@@ -374,7 +374,7 @@ def _digest(row: Row, prompt_ids: Ints) -> bytes:
 
 
 def _number(value: Mapping[str, object], key: str) -> int:
-    found = value.get(key)
-    if not isinstance(found, int):
+    number = value.get(key)
+    if not isinstance(number, int):
         raise CheckpointError("the data cursor of the checkpoint is broken", where=key)
-    return found
+    return number

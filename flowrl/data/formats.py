@@ -83,20 +83,20 @@ def format_of(path: Path, wanted: Format | None = None) -> Format:
     """
     with path.open("rb") as file:
         head = file.read(_HEAD)
-    found = next((kind for magic, kind in _MAGIC if head.startswith(magic)), None)
+    recognised = next((kind for magic, kind in _MAGIC if head.startswith(magic)), None)
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
-    if found is None and wanted not in ("parquet", "arrow"):
+    if recognised is None and wanted not in ("parquet", "arrow"):
         _refuse_foreign(path, head, text)
         return wanted or _text_format(path, text)
-    if found is None or wanted not in (None, found):
-        is_text = found is None and b"\0" not in head
+    if recognised is None or wanted not in (None, recognised):
+        is_text = recognised is None and b"\0" not in head
         raise DataError(
             f"the file is not of the format {wanted}",
             where=str(path),
-            found=found or ("text" if is_text else "other binary data"),
+            found=recognised or ("text" if is_text else "other binary data"),
             hint="leave the key `format` out; the content of a file says its format",
         )
-    return found
+    return recognised
 
 
 def _refuse_foreign(path: Path, head: bytes, text: bytes) -> None:

@@ -30,15 +30,15 @@ def source_field(name: str) -> Callable[[Row], str]:
     def source_of(row: Row) -> str:
         try:
             value = field_value(row.fields, name, key="data.source")
-            found = f"{name}={value!r}"
+            described = f"{name}={value!r}"
         except DataError as reason:
-            value, found = None, reason.found or ""
+            value, described = None, reason.found or ""
         if isinstance(value, str) and value:
             return value
         raise ConfigError(
             "the row does not say its source",
             where=row.where,
-            found=found,
+            found=described,
             expected=f"a text in the field {name!r} (data.source)",
         )
 

@@ -104,8 +104,8 @@ def load_rows(
         opened = [open_data_file(file, wanted) for file in files]
         return _read(opened, builder, band, bad, name=name, key=key, max_rows=max_rows, most=most)
     except OSError as reason:
-        found = f"{reason.filename}: {reason.strerror}"
-        raise DataError("cannot be read", where=key, found=found) from reason
+        reported = f"{reason.filename}: {reason.strerror}"
+        raise DataError("cannot be read", where=key, found=reported) from reason
 
 
 def _read(
@@ -312,8 +312,8 @@ class RowBuilder:
                 hint="a pair says which of two is better; leave the row out",
             )
         assert self._solution is not None and self._rejected is not None  # noqa: PT018
-        one, other = (self._conversation(t, fields) for t in (self._solution, self._rejected))
-        if one and other and before_answer(one) != before_answer(other):
+        chosen, refused = (self._conversation(t, fields) for t in (self._solution, self._rejected))
+        if chosen and refused and before_answer(chosen) != before_answer(refused):
             raise DataError(
                 "the two responses of the pair answer different conversations",
                 hint="a pair has one prompt; leave the row out",

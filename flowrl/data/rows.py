@@ -130,13 +130,13 @@ class BadRows:
         )
         bad = len(self.problems)
         if bad > self._max_bad_rows:
-            others = ", ".join(p.where for p in self.problems[:-1][:_MAX_SHOWN_PROBLEMS])
+            earlier = ", ".join(p.where for p in self.problems[:-1][:_MAX_SHOWN_PROBLEMS])
             raise DataError(
                 problem.what,
                 where=where,
                 found=problem.found,
                 expected=f"at most {self._max_bad_rows} bad rows (data.max_bad_rows), this is bad "
-                f"row {bad}" + (f" after {others}" if others else ""),
+                f"row {bad}" + (f" after {earlier}" if earlier else ""),
                 hint=problem.hint
                 or "correct the row, or raise data.max_bad_rows to leave such out",
             ) from None

@@ -42,8 +42,8 @@ def files_of_path(path: Path, *, key: str) -> list[Path]:
         return [path]
     if path.is_dir():
         return _files_in(path, key=key)
-    found = sorted(Path(name) for name in glob.glob(str(path)) if Path(name).is_file())  # noqa: PTH207
-    if not found:
+    matches = sorted(Path(name) for name in glob.glob(str(path)) if Path(name).is_file())  # noqa: PTH207
+    if not matches:
         pattern = glob.has_magic(str(path))
         raise DataError(
             "no file fits the pattern" if pattern else "no such data file",
@@ -51,7 +51,7 @@ def files_of_path(path: Path, *, key: str) -> list[Path]:
             found=str(path),
             hint=f"paths are taken from the working folder, {Path.cwd()}",
         )
-    return found
+    return matches
 
 
 def _files_in(folder: Path, *, key: str) -> list[Path]:

@@ -72,14 +72,14 @@ class Template:
         for match in _PIECE.finditer(text):
             pieces[-1] += text[position : match.start()]
             position = match.end()
-            found = match.group()
-            if found in ("{{", "}}"):
-                pieces[-1] += found[0]
+            piece = match.group()
+            if piece in ("{{", "}}"):
+                pieces[-1] += piece[0]
             elif match.group(1) is not None:
                 pieces += [match.group(1), ""]
             else:
                 raise ConfigError(
-                    f"a single {found!r} that names no field",
+                    f"a single {piece!r} that names no field",
                     where=key,
                     found=repr(text),
                     expected="{field} for a field of the row, {{ and }} for braces",
@@ -87,7 +87,7 @@ class Template:
         pieces[-1] += text[position:]
         if len(pieces) == 1:
             forms = (form.search(text) for form in _OTHER_FORMS)
-            form = next((found for found in forms if found), None)
+            form = next((match for match in forms if match), None)
             raise _in_another_form("this template names no field of the row", text, form, key=key)
         return cls(key=key, text=text, pieces=tuple(pieces))
 

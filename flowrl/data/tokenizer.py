@@ -273,8 +273,8 @@ class Tokenizer:
             return self.decode_many([ids[: place + 1]])[0].startswith(whole[:end])
 
         places = range(len(ids))
-        found = [bisect_left(places, True, key=partial(reaches, end=end)) for end in ends]
-        return list(dict.fromkeys(found))
+        reached = [bisect_left(places, True, key=partial(reaches, end=end)) for end in ends]
+        return list(dict.fromkeys(reached))
 
     def without_token(self, ids: Ints) -> Mask:
         """Returns bool, true for ids that are none of the tokenizer's tokens."""

@@ -142,8 +142,8 @@ def _in_configs(
 
 def _put_around(part: Mapping[str, Any]) -> Iterator[int]:
     """Yields the ids that a post-processor puts around a text."""
-    for one in part.get("processors") or ():
-        yield from _put_around(one)
+    for processor in part.get("processors") or ():
+        yield from _put_around(processor)
     for entry in (part.get("special_tokens") or {}).values():
         yield from entry["ids"]
     for name in ("cls", "sep"):
@@ -232,14 +232,14 @@ def read_object(path: Path) -> dict[str, object]:
 
 def special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
     """Returns the special tokens by name, from the first source that has each."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name in _SPECIAL:
         values = (source.get(name) for source in sources)
         texts = (v.get("content") if isinstance(v, dict) else v for v in values)
         text = next((text for text in texts if isinstance(text, str)), None)
         if text is not None:
-            found[name] = text
-    return found
+            by_name[name] = text
+    return by_name
 
 
 def add_missing_tokens(

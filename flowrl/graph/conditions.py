@@ -48,8 +48,8 @@ def _check_replicas(node: Node) -> Iterator[GraphError]:
 
     Engines are given samples one by one as slots become free, so some of them may sample one less.
     """
-    found = [node.attr(name) for name in ("samples", "replicas", "samples_per_replica")]
-    samples, replicas, each = (value if isinstance(value, int) else 0 for value in found)
+    values = [node.attr(name) for name in ("samples", "replicas", "samples_per_replica")]
+    samples, replicas, each = (value if isinstance(value, int) else 0 for value in values)
     even = each * replicas == samples
     if node.op is Op.GENERATE and replicas > 0:
         even = each == -(-samples // replicas)
@@ -126,18 +126,18 @@ def _check_select(graph: Graph, node: Node) -> Iterator[GraphError]:
 def _check_join(graph: Graph, node: Node) -> Iterator[GraphError]:
     """Checks that logprobs of all samples of a set are computed in one way."""
     samplers = [g for g in sampling_nodes(graph, node) if g is not None]
-    drawn = [(g, s) for g in samplers if isinstance(s := g.attr("sampling"), Sampling)]
-    if graph.level is Level.TRACED or not drawn:
+    samplings = [(g, s) for g in samplers if isinstance(s := g.attr("sampling"), Sampling)]
+    if graph.level is Level.TRACED or not samplings:
         return
     # Logprobs of a greedy rollout are those at temperature 1.
-    temperatures = {s.temperature or 1.0 for _, s in drawn}
+    temperatures = {s.temperature or 1.0 for _, s in samplings}
     if len(temperatures) > 1:
         yield node.error(
             f"{node.id} joins samples of several temperatures, and a model reads a set at one",
-            found=", ".join(f"{g.id} at {s.temperature:g}" for g, s in drawn),
+            found=", ".join(f"{g.id} at {s.temperature:g}" for g, s in samplings),
             hint="generate them at one temperature, or update with each set by itself",
         )
-    for generate, sampling in drawn:
+    for generate, sampling in samplings:
         if sampling.logprobs == "sampler":
             yield node.error(
                 f"{node.id} joins the samples of {generate.id}, whose logprobs repeat the "
@@ -213,7 +213,9 @@ def _check_replay(graph: Graph, node: Node) -> Iterator[GraphError]:
             hint="hold those of each rollout by themselves",
         )
     regions = {each.region for each in samplers if each is not None and each.region is not None}
-    if any(len([g for g in graph.of_op(Op.GENERATE) if g.region == one]) > 1 for one in regions):
+    if any(
+        len([g for g in graph.of_op(Op.GENERATE) if g.region == region]) > 1 for region in regions
+    ):
         yield node.error(
             f"{node.id} holds turns of an episode in which several policies take turns",
             expected="responses, or episodes of one policy",

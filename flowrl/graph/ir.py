@@ -170,10 +170,10 @@ class Node:
 
     def output(self, name: str) -> Field | None:
         """Returns the output field of that name; of a node that gives samples, held ones too."""
-        found = next((field for field in self.outputs if field.name == name), None)
-        if found is None and any(field.name == "tokens" for field in self.outputs):
+        named = next((field for field in self.outputs if field.name == name), None)
+        if named is None and any(field.name == "tokens" for field in self.outputs):
             return held_field(name)
-        return found
+        return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,11 +343,11 @@ def format_graph(graph: Graph) -> str:
 
 def sums_of(graph: Graph) -> dict[str, tuple[Node, ...]]:
     """Returns the terms of each sum of losses, which are one optimizer update, in order."""
-    found: dict[str, tuple[Node, ...]] = {}
+    terms: dict[str, tuple[Node, ...]] = {}
     for node in graph.of_op(Op.UPDATE):
         if (name := node.attr("sum")) is not None:
-            found[str(name)] = (*found.get(str(name), ()), node)
-    return found
+            terms[str(name)] = (*terms.get(str(name), ()), node)
+    return terms
 
 
 def per(field: Field) -> str:

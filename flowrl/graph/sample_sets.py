@@ -73,32 +73,32 @@ def sample_edges(graph: Graph, node: Node) -> tuple[Edge, ...]:
 
 def sampling_nodes(graph: Graph, node: Node) -> tuple[Node | None, ...]:
     """Returns the `generate` nodes of the samples that a node reads; None for those of data."""
-    found: list[Node | None] = []
+    samplers: list[Node | None] = []
     for edge in sample_edges(graph, node):
         source = graph.node(edge.src)
         if source.op in _ROLLOUTS:
             spec, generators = node.attr("spec"), graph.generators_of(source)
             # Of an episode's turns, those of one policy; otherwise they are all by the first one.
             place = spec.policy if isinstance(spec, Turns) else 0
-            found.append(generators[place] if place < len(generators) else None)
+            samplers.append(generators[place] if place < len(generators) else None)
         else:
-            found += sampling_nodes(graph, source)
-    return tuple(dict.fromkeys(found)) if found or node.op is not Op.SOURCE else (None,)
+            samplers += sampling_nodes(graph, source)
+    return tuple(dict.fromkeys(samplers)) if samplers or node.op is not Op.SOURCE else (None,)
 
 
 def sampling_node(graph: Graph, node: Node) -> Node | None:
     """Returns the `generate` node of all samples that a node reads; None if there is none such."""
-    found = sampling_nodes(graph, node)
-    return found[0] if len(found) == 1 else None
+    nodes = sampling_nodes(graph, node)
+    return nodes[0] if len(nodes) == 1 else None
 
 
 def replay_before(graph: Graph, node: Node) -> Node | None:
     """Returns a replay that some of a node's samples come from; None if all are of this step."""
     for edge in sample_edges(graph, node):
         source = graph.node(edge.src)
-        found = source if source.op is Op.REPLAY else replay_before(graph, source)
-        if found is not None:
-            return found
+        replay = source if source.op is Op.REPLAY else replay_before(graph, source)
+        if replay is not None:
+            return replay
     return None
 
 
@@ -169,15 +169,15 @@ def line_of_descent(graph: Graph, maker: Node, ancestor: Node) -> tuple[Node, ..
 
     It is empty where the samples of the one are not made of those of the other.
     """
-    found: list[Node] = []
+    between: list[Node] = []
     origin = origin_of(graph, ancestor)
     while (prompts := answered_prompts(graph, maker)) is not None:
         parents = parents_of(graph, maker)
         if parents is None:
             break
-        found.append(graph.node(prompts))
+        between.append(graph.node(prompts))
         if origin_of(graph, parents) == origin:
-            return tuple(found)
+            return tuple(between)
         maker = parents
     return ()
 
@@ -357,7 +357,7 @@ def scoring_nodes(graph: Graph, node_id: str) -> tuple[Node, ...]:
 
     They are found through whatever computes with scores, in the order of the arguments.
     """
-    found: dict[str, Node] = {}
+    scores: dict[str, Node] = {}
     for edge in graph.in_edges(node_id):
         source = graph.node(edge.src)
         if source.op in _PASSES_ON and _SCORE in edge.fields:
@@ -365,7 +365,7 @@ def scoring_nodes(graph: Graph, node_id: str) -> tuple[Node, ...]:
             assert passed_on is not None  # the verifier of graphs proves it
             source = passed_on
         if source.op in _COMPUTE:
-            found |= {node.id: node for node in scoring_nodes(graph, source.id)}
+            scores |= {node.id: node for node in scoring_nodes(graph, source.id)}
         elif source.op in (Op.SCORE, Op.INTERACT) and _SCORE in edge.fields:
-            found[source.id] = source
-    return tuple(found.values())
+            scores[source.id] = source
+    return tuple(scores.values())

@@ -24,13 +24,13 @@ def parse_attr(text: str) -> Attr:
     Raises:
         ValueError, KeyError or TypeError: not an attribute.
     """
-    found = _SPEC.fullmatch(text)
-    if found is None:
+    match = _SPEC.fullmatch(text)
+    if match is None:
         return _parse_scalar(text)
-    values: dict[str, Scalar] = {"kind": found["kind"]}
-    for item in _SPEC_FIELD.finditer(found["body"]):
+    values: dict[str, Scalar] = {"kind": match["kind"]}
+    for item in _SPEC_FIELD.finditer(match["body"]):
         values[item["name"]] = _parse_scalar(item["value"])
-    return spec_from_json(found["family"], values)
+    return spec_from_json(match["family"], values)
 
 
 def _parse_scalar(text: str) -> Scalar:

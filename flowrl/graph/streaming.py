@@ -15,21 +15,21 @@ def streaming_nodes(graph: Graph) -> set[NodeId]:
     filters that read such scores.
     """
     made = sample_sets(graph)
-    found: set[NodeId] = set()
+    streaming: set[NodeId] = set()
     for node in graph.nodes:
         if node.op in (Op.GENERATE, Op.INTERACT) or (
             is_rule_score(node) and _is_of_rollout(graph, graph.node(made[node.id]))
         ):
-            found.add(node.id)
+            streaming.add(node.id)
             continue
         spec = node.attr("spec")
         if node.op is not Op.FILTER and not (isinstance(spec, MapSpec) and spec.per_sample):
             continue
         reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
         origins = {origin_of(graph, graph.node(made[source])).id for source in reads}
-        if len(origins) == 1 and all(source in found for source in reads):
-            found.add(node.id)
-    return found
+        if len(origins) == 1 and all(source in streaming for source in reads):
+            streaming.add(node.id)
+    return streaming
 
 
 def _is_of_rollout(graph: Graph, maker: Node) -> bool:

@@ -392,11 +392,11 @@ def _check_sums(graph: Graph) -> Iterator[GraphError]:
         first, last = terms[0], terms[-1]
         own = [node for node in graph.of_op(Op.UPDATE) if node.role == first.role]
         place = own.index(first)
-        alike = {(node.role, node.attr("every")) for node in terms}
+        kinds = {(node.role, node.attr("every")) for node in terms}
         read = {edge.src for edge in graph.edges if WEIGHTS.name in edge.fields}
         if (
             tuple(own[place : place + len(terms)]) != terms
-            or len(alike) > 1
+            or len(kinds) > 1
             or read & {node.id for node in terms[:-1]}
         ):
             yield last.error(

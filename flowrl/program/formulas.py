@@ -357,8 +357,8 @@ def _read_of_another(handle: Handle, keys: Sequence[str]) -> str | None:
 
 def _field_of(handle: Handle, name: str) -> Field | None:
     """Returns the field that a handle has under a name; samples have texts and rows too."""
-    found = next((field for field in handle.fields if field.name == name), None)
-    return held_field(name) if found is None and isinstance(handle, Samples) else found
+    named = next((field for field in handle.fields if field.name == name), None)
+    return held_field(name) if named is None and isinstance(handle, Samples) else named
 
 
 _CALLED_OTHERWISE = {

@@ -38,16 +38,16 @@ def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
     from flowrl.entry_points import find_entry
 
     entry = find_entry(GROUP, ref, kind="workflow", error=ConfigError, where=where)
-    found = entry.load(ConfigError)
-    if not isinstance(found, Workflow):
+    loaded = entry.load(ConfigError)
+    if not isinstance(loaded, Workflow):
         raise ConfigError(
             f"'{ref}' is registered as a workflow, but is none",
             where=entry.origin,
-            found=f"{entry.target}: {type(found).__name__}",
+            found=f"{entry.target}: {type(loaded).__name__}",
             expected="a function marked @fl.workflow",
             hint="mark the function @fl.workflow, or take it out of the entry points",
         )
-    return found
+    return loaded
 
 
 def _from_file(path: Path, name: str, where: str | None) -> Workflow:
@@ -64,17 +64,17 @@ def _from_file(path: Path, name: str, where: str | None) -> Workflow:
                 hint=suggestion(name, all_found) or "mark the function @fl.workflow",
             )
         return all_found[name]
-    found = own or all_found
-    if not found:
+    workflows = own or all_found
+    if not workflows:
         raise ConfigError(
             f"{path} holds no workflow", where=where, hint="mark the function @fl.workflow"
         )
-    if len(set(map(id, found.values()))) > 1:
-        first = next(iter(found))
+    if len(set(map(id, workflows.values()))) > 1:
+        first = next(iter(workflows))
         raise ConfigError(
-            f"{path} holds {len(found)} workflows",
+            f"{path} holds {len(workflows)} workflows",
             where=where,
-            found=listing(found),
+            found=listing(workflows),
             hint=f"say which: {path}:{first}",
         )
-    return next(iter(found.values()))
+    return next(iter(workflows.values()))

@@ -67,12 +67,12 @@ class SampleHistory:
     earlier: bool = False
 
     def __str__(self) -> str:
-        held = counted(self.num_events, "event")
+        num_read = counted(self.num_events, "event")
         if self.state is None:
             what = "ended before this journal begins" if self.earlier else "never offered"
-            return f"sample {self.sample}: {what} (in a journal of {held})"
+            return f"sample {self.sample}: {what} (in a journal of {num_read})"
         still = "" if self.state in TERMINAL else "still "
-        head = f"sample {self.sample}: {still}{self.state} (in a journal of {held})"
+        head = f"sample {self.sample}: {still}{self.state} (in a journal of {num_read})"
         if self.spans:
             parts = ", ".join(f"{count} by version {version}" for version, count in self.spans)
             head += f"; tokens: {parts}"

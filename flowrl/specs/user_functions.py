@@ -281,8 +281,8 @@ def callable_in(
         )
     value = getattr(module, name, None)
     if callable(value):
-        found: Callable[..., Any] = value
-        return found
+        function: Callable[..., Any] = value
+        return function
     own = [n for n, each in vars(module).items() if callable(each) and not n.startswith("_")]
     raise error(
         f"{place} has no {noun} {name!r}",
