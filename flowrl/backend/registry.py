@@ -99,8 +99,11 @@ def require_usable(
     role: str,
     options: Mapping[str, object],
     engine_options: Mapping[str, object] = NO_OPTIONS,
-) -> None:
+) -> str:
     """Checks that a role's plug-ins can be used on this machine with its options.
+
+    Returns:
+        Their names, with the versions of the libraries behind them.
 
     Args:
         backend: The name of a plug-in, or `a+b`.
@@ -109,6 +112,7 @@ def require_usable(
     Raises:
         BackendError: One cannot; the hint shows what to do.
     """
+    versions = []
     given = (("backend", options), ("engine", engine_options))
     for name, (key, values) in zip(backend.split("+"), given, strict=False):
         status = status_of(find(name), values)
@@ -118,6 +122,8 @@ def require_usable(
                 where=f"roles.{role}.{key}",
                 hint=status.hint,
             )
+        versions.append(f"{name} {status.version}".strip())
+    return " + ".join(versions)
 
 
 def available() -> tuple[Found, ...]:

@@ -270,12 +270,24 @@ def run(
         ),
     ] = False,
     plan: GivenPlan = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all that can be known, and open nothing.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Run a config, or go on with a run that was stopped."""
     from flowrl.cli import run as command
 
-    if resume is not None:
+    if dry_run and resume is not None:
+        raise ConfigError(
+            "--dry-run checks a run that has not begun",
+            where="command line",
+            found=f"--resume {resume}",
+            hint="leave one of them out",
+        )
+    if dry_run:
+        command.dry_run(config_file(config, "run"), overrides or [], plan)
+    elif resume is not None:
         words = ([str(config)] if config is not None else []) + (overrides or [])
         command.resume(resume, words, plan, accept_changes=accept_changes)
     elif accept_changes:

@@ -123,11 +123,29 @@ def examine(
     """Returns all checks in the order in which they are shown.
 
     Args:
+        backends: The plug-ins; collected where they are not given.
+    """
+    return (
+        *check_machine(runs=runs, run=run, versions=versions, pool=pool, python=python),
+        *_backends(collect() if backends is None else backends),
+    )
+
+
+def check_machine(
+    *,
+    runs: Path,
+    run: Runner = run_command,
+    versions: Installed = installed,
+    pool: ResourcePool | None = None,
+    python: tuple[int, int, int] = sys.version_info[:3],
+) -> tuple[Check, ...]:
+    """Returns the checks of this machine, without those of plug-ins.
+
+    Args:
         runs: The folder of runs.
         run: Runs the torch probe; tests pass recorded output.
         versions: Returns the version of a distribution.
         pool: This machine; discovered where it is not given.
-        backends: The plug-ins; collected where they are not given.
     """
     machine = discover(run=run) if pool is None else pool
     torch = _probe_torch(run) if versions("torch") else None
@@ -141,7 +159,6 @@ def examine(
         _cuda(machine, torch),
         _npu(machine, torch, versions),
         *(_problem("devices", warning) for warning in machine.warnings),
-        *_backends(collect() if backends is None else backends),
     )
 
 
@@ -314,13 +331,8 @@ def _gib(nbytes: int) -> str:
 
 
 def render(checks: Sequence[Check]) -> str:
-    """Returns the report for people: a line for each check, then hints."""
-    lines = table(("status", "check", "found"), [(c.status, c.name, c.found) for c in checks])
-    shown = [lines[0]]
-    for check, line in zip(checks, lines[1:], strict=True):
-        shown.append(line)
-        if check.hint:
-            shown.append(f"         to do: {check.hint}")
+    """Returns the report for people."""
+    shown = report_lines(checks)
     stopping = [check.name for check in checks if check.stops]
     shown.append("")
     if stopping:
@@ -330,6 +342,17 @@ def render(checks: Sequence[Check]) -> str:
         more = f"; {counted(problems, 'problem')} above" if problems else ""
         shown.append(f"flowrl runs here{more}")
     return "\n".join(shown) + "\n"
+
+
+def report_lines(checks: Sequence[Check]) -> list[str]:
+    """Returns a line for each check, with its hint under it."""
+    lines = table(("status", "check", "found"), [(c.status, c.name, c.found) for c in checks])
+    shown = [lines[0]]
+    for check, line in zip(checks, lines[1:], strict=True):
+        shown.append(line)
+        if check.hint:
+            shown.append(f"         to do: {check.hint}")
+    return shown
 
 
 def _of_cluster(runs: Path) -> tuple[Check, ...]:

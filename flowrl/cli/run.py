@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,25 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
     Raises:
         FlowError: The run ended early.
     """
+    with _compiled(config, overrides, plan) as compiled:
+        _interruptible(lambda: _print_comparison(compiled, compiled.run().folder))
+
+
+def dry_run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> None:
+    """Compiles, and checks what would run.
+
+    Raises:
+        FlowError: It would end early.
+    """
+    from flowrl.cli.dry_run import check_run
+
+    with _compiled(config, overrides, plan) as compiled:
+        check_run(compiled)
+
+
+@contextmanager
+def _compiled(config: Path, overrides: Sequence[str], plan: Path | None) -> Iterator[Compiled]:
+    """Compiles a run; errors in the block get the lines of its files."""
     from flowrl import api
     from flowrl.cli.files import refuse_many_devices, run_by
     from flowrl.config.load import load_config, locating
@@ -58,7 +78,7 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         if plan is not None:
             compiled = run_by(compiled, plan)
         with lines_of(plan):
-            _interruptible(lambda: _print_comparison(compiled, compiled.run().folder))
+            yield compiled
 
 
 def resume(

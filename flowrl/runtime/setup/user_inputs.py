@@ -38,7 +38,7 @@ from flowrl.rollout.policies.prompts import WeightedShares
 from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.driver.texts import row_value
-from flowrl.runtime.executor import executor_of
+from flowrl.runtime.executor import Executor, executor_of
 from flowrl.runtime.setup.evaluation import evaluated_rollout
 from flowrl.runtime.setup.prepared_inputs import (
     PreparedInputs,
@@ -124,6 +124,7 @@ class RunInputs:
     Args:
         models: The folder of new models of a resumed run. Without it they are made in a temporary
             folder, and `settle` moves them.
+        executor: Opens the workers; by default that of the configuration.
 
     Attributes:
         config: The configuration, with steps in place of epochs.
@@ -134,7 +135,11 @@ class RunInputs:
     """
 
     def __init__(
-        self, config: RunConfig, stages: Sequence[CompiledStage], models: Path | None = None
+        self,
+        config: RunConfig,
+        stages: Sequence[CompiledStage],
+        models: Path | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.config = config
         self.stages = stages
@@ -144,7 +149,7 @@ class RunInputs:
         with ExitStack() as stack:  # of what is open where something fails
             placed = [placement for stage in stages for placement in stage.plan.placements]
             workers = {p.role: p.replicas for p in placed if p.head == "none"}
-            self.executor = executor_of(config)
+            self.executor = executor_of(config) if executor is None else executor
             stack.callback(self.executor.close)
             self.executor.reserve(config, stages)
             self.scorers = OpenScorers(config, self._graphs, self.executor, workers)
