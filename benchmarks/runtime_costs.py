@@ -195,7 +195,8 @@ def _short(command: str) -> str:
     for part in parts:
         if part in command:
             return part
-    return "run" if "flowrl" in command else command[:40]
+    scripts = [Path(word).stem for word in command.split() if word.endswith(".py")]
+    return scripts[0] if scripts else "run" if "flowrl" in command else command[:40]
 
 
 # Workers
@@ -510,8 +511,9 @@ def measure_steps(steps: int) -> None:
 
 
 def _memory_of(kind: str, steps: int) -> dict[str, Any]:
-    """Memory of each process of a run after a quarter of its steps and at its end."""
+    """Memory of each process of a run after a quarter of its steps and near its end."""
     folder = Path(tempfile.mkdtemp(prefix="flowrl-benchmark-"))
+    shared, started = shared_files(), set[int]()
     words = [str(CONFIG), "stage.sft.train.steps=2", f"train.steps={steps}", f"executor={kind}"]
     words += ["train.prompts_per_step=8", "roles.actor.num_slots=64", "train.micro_batch=64"]
     words += ["roles.actor.num_engines=2", "eval.every=0", f"runtime.runs={folder}"]
@@ -524,8 +526,10 @@ def _memory_of(kind: str, steps: int) -> dict[str, Any]:
                 text.count('"stage":"grpo"')
                 for text in (path.read_text() for path in folder.glob("*/metrics.jsonl"))
             )
-            if done >= steps // 4:
-                for pid, name in tree(process.pid).items():
+            processes = tree(process.pid)
+            started |= processes.keys()
+            if steps // 4 <= done < steps:
+                for pid, name in processes.items():
                     try:
                         late[f"{name} {pid}"] = round(rss_mb(pid), 1)
                     except OSError:
@@ -533,17 +537,22 @@ def _memory_of(kind: str, steps: int) -> dict[str, Any]:
                 early = early or dict(late)
             time.sleep(0.5)
     assert process.returncode == 0, process.returncode
-    processes = {
-        f"{name.rpartition(' ')[0]} #{number}": [early[name], late[name]]
-        for number, name in enumerate(early)
-        if name in late
-    }
-    shared = [path.name for path in Path("/dev/shm").iterdir()]
     return {
         "steps": steps,
-        "mb_after_a_quarter_and_at_the_end": processes,
-        "left_in_shared_memory": [name for name in shared if f"-{process.pid}-" in name],
+        "mb_after_a_quarter_and_at_the_end": {
+            f"{name.rpartition(' ')[0]} #{number}": [early[name], late[name]]
+            for number, name in enumerate(early)
+            if name in late
+        },
+        "processes_started": len(started),
+        "processes_left": sorted(pid for pid in started if Path(f"/proc/{pid}").exists()),
+        "left_in_shared_memory": sorted(shared_files() - shared),
     }
+
+
+def shared_files() -> set[str]:
+    """Returns the files in shared memory that a run may have left."""
+    return {str(path) for path in Path("/dev/shm").rglob("*") if path.is_file()}
 
 
 def main() -> None:
