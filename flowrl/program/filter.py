@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.program.formulas import add_subset, subset_of
-from flowrl.program.handles import Rollout, Scores
+from flowrl.program.formulas import subset_of
 from flowrl.specs.filters import Difficulty, ZeroVariance
-from flowrl.specs.names import operation, refusing_others
+from flowrl.specs.names import refusing_others
 
 __all__ = ["difficulty", "zero_variance"]
 
@@ -23,18 +22,5 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
     __getattr__ = refusing_others(__name__, __all__)
 
 
-@operation
-def zero_variance(
-    rollout: Rollout, scores: Scores, *, tolerance: float = 1e-8
-) -> tuple[Rollout, Scores]:
-    """Removes groups whose scores are all equal: their advantages are 0, they teach nothing.
-
-    Args:
-        rollout: The samples.
-        scores: One for each of them.
-        tolerance: Groups with max - min at most this are removed.
-    """
-    return add_subset(ZeroVariance(tolerance=tolerance), rollout, scores)
-
-
+zero_variance = subset_of(ZeroVariance, __name__)
 difficulty = subset_of(Difficulty, __name__)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Logprobs, Rollout, Scores, TokenRewards
-from flowrl.program.operation import check_spec, operation_of, reads_of, refuse_argument
+from flowrl.program.operation import check_spec, operation_of, reads_of
 from flowrl.specs.maps import (
     CosineLength,
     ImplicitReward,
@@ -34,26 +34,6 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 _P = ParamSpec("_P")
 
 
-@operation
-def soft_overlong(
-    scores: Scores, rollout: Rollout, *, max_tokens: int, buffer: int, factor: float = 1.0
-) -> Scores:
-    """Takes off a penalty that grows over the last `buffer` tokens before `max_tokens`: DAPO.
-
-    Args:
-        scores: One a sample.
-        rollout: The samples that were scored.
-        max_tokens: The length at which the penalty is `factor`.
-        buffer: Tokens over which it grows; 0 takes all off at once, beyond `max_tokens`.
-        factor: The penalty at `max_tokens`.
-    """
-    name = "fl.shaping.soft_overlong"
-    spec = SoftOverlong(max_tokens=max_tokens, buffer=buffer, factor=factor)
-    if check_spec(name, spec).buffer > max_tokens:
-        raise refuse_argument(name, "buffer", buffer, f"at most max_tokens={max_tokens}")
-    return _shaped(spec, scores, rollout)
-
-
 def _shaped(spec: ShapingSpec, scores: Scores, rollout: Rollout) -> Scores:
     name = f"fl.shaping.{spec.kind}"
     reads_of(name, {"scores": (scores, Scores), "rollout": (rollout, Rollout)})
@@ -68,6 +48,7 @@ def _shaping_of(
     return operation_of(kind, _shaped, __name__, scores=Scores, rollout=Rollout)
 
 
+soft_overlong = _shaping_of(SoftOverlong)
 stop_properly = _shaping_of(StopProperly)
 cosine_length = _shaping_of(CosineLength)
 repetition = _shaping_of(Repetition)

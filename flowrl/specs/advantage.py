@@ -1,6 +1,7 @@
 """Advantages by name: how scores become weights of the policy gradient.
 
-The functions of `fl.advantage` document the fields that are their arguments too; the formulas, with
+Operations of `fl.advantage` that read scores, or the rollout too, are made of these classes: each
+field is an argument, and documented here. The others document their arguments. The formulas, with
 paper and equation, are in the docstrings of `flowrl.algo.advantages`. A function of the user's own
 can also compute an advantage:
 

@@ -1,7 +1,7 @@
 """Filters, selections, the replay buffer and conditions on rows: what reaches an update.
 
-The functions of `fl.filter`, `fl.select`, `fl.replay` and `fl.where` document the fields that are
-their arguments too.
+Most operations of `fl.filter` and `fl.select`, and `fl.replay`, are made of these classes
+(`flowrl.program.formulas.subset_of`): a field is an argument, and documented here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class FilterSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroVariance(FilterSpec):
-    """Removes groups whose scores differ by at most `tolerance`: they carry no gradient.
+    """Removes groups whose scores are all equal: their advantages are 0, they teach nothing.
 
     Attributes:
+        tolerance: Groups whose measure is at most this are removed.
         measure: `spread` compares max - min; `std` the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population's.
-        singleton: The treatment of a group of one.
+        singleton: `remove` or `keep` groups of one.
     """
 
     kind: ClassVar[str] = "zero_variance"

@@ -9,8 +9,8 @@ the name with `_2` for the second one, and so on (`score`, `score_2`). Of sample
 the driver knows of them too: `text`, `prompt_text`, and `row.NAME` for a field of the data row. It
 gives fields of its own: `score`, `advantage`, `logprobs` and `token_reward` are read by other
 operations, anything else goes to logs and, as `extra=`, to own losses. Reward shaping is
-a map from scores to scores: penalties are added to the score, the others replace it. The functions
-of `fl.shaping` document the fields that are their arguments too.
+a map from scores to scores: penalties are added to the score, the others replace it. The operations
+of `fl.shaping` are made of these classes: a field is an argument, and documented here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Annotated, ClassVar, Self, TypeAlias
 from flowrl.specs.base import (
     USER_OPTIONS,
     Count,
-    CountFromZero,
     Finite,
     Range,
     Spec,
@@ -340,18 +339,19 @@ class ShapingSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftOverlong(ShapingSpec):
-    """A penalty that grows over the last `buffer` tokens before `max_tokens`: DAPO.
-
-    With `buffer=0` the penalty is `factor` for every response longer than `max_tokens`, else 0.
+    """Takes off a penalty that grows over the last `buffer` tokens before `max_tokens`: DAPO.
 
     Attributes:
+        max_tokens: The length at which the penalty is `factor`.
+        buffer: Tokens over which it grows; 0 takes all off at once, beyond `max_tokens`.
+        factor: The penalty at `max_tokens`.
         cap: True if it stays at `factor` beyond `max_tokens`, as in the paper; else it grows on.
     """
 
     kind: ClassVar[str] = "soft_overlong"
 
     max_tokens: Count
-    buffer: CountFromZero
+    buffer: Annotated[int, Range(low=0.0, at_most="max_tokens")]
     factor: Finite = 1.0
     cap: bool = option(True)
 

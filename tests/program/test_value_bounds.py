@@ -105,9 +105,9 @@ BOUNDS: dict[Spec, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     BestAndWorst(): {"tolerance": NOT_NEGATIVE},
     Top(k=1): {"k": COUNT},
     RandomK(k=1): {"k": COUNT},
-    SoftOverlong(max_tokens=8, buffer=4): {
+    SoftOverlong(max_tokens=8, buffer=1): {
         "max_tokens": COUNT,
-        "buffer": ((0, 4), (-1,)),
+        "buffer": ((0, 8), (-1, 9)),
         "factor": FINITE,
     },
     StopProperly(): {"coefficient": FINITE},
