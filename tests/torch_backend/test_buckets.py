@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
-from flowrl.backend.weights import FileBuckets, checksum_of
+from flowrl.runtime.transfer.weight_folders import WeightFolders
 from flowrl_backends.torch import trainer as trainer_module
 from flowrl_backends.torch.trainer import TorchTrainer
 from flowrl_backends.torch.weights import load_weights
@@ -26,25 +26,27 @@ def trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TorchTrain
     return [TorchTrainer(context(tmp_path / "model", seed=seed)) for seed in (8, 3)]
 
 
-def test_a_model_of_many_buckets_needs_memory_for_a_few(
+def test_the_publication_of_many_buckets_needs_memory_for_a_few(
     trainers: list[TorchTrainer], tmp_path: Path
 ):
     source, other = trainers
     nbytes = sum(p.nbytes for p in source.model.parameters())
     source.export(tmp_path / "before")  # imports what it needs
+    folders = WeightFolders(tmp_path, shared_memory=tmp_path)
     tracemalloc.start()
     try:
-        source.export(tmp_path / "weights")
-        exported, buckets = tracemalloc.get_traced_memory()[1], FileBuckets(tmp_path / "weights")
+        weights = folders.written(1, source.export)
+        published = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
-        checksum = load_weights(other.model, buckets, role="actor")
+        checksum = load_weights(other.model, weights.handle, role="actor")
         loaded = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    files = list(buckets)
+    files = list(weights.handle)
+    folders.close()
     assert len(files) > 10
     assert max(len(file) for file in files) < BUCKET + 20_000
-    assert checksum == checksum_of(files)
-    assert exported < 3 * BUCKET < nbytes
+    assert checksum == weights.checksum
+    assert published < 3 * BUCKET < nbytes
     assert loaded < 3 * BUCKET
     assert all(map(torch.equal, source.model.parameters(), other.model.parameters()))
