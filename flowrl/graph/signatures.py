@@ -1,7 +1,7 @@
 """Signatures: the inputs, outputs and attributes of each operation, which the verifier checks.
 
 Data, not code: a new operation is a new row. Conditions between arguments (a KL penalty needs
-reference logprobs) are in `flowrl.graph.conditions` and `flowrl.graph.update_conditions`.
+reference logprobs) are in `flowrl.graph.conditions`.
 """
 
 from __future__ import annotations
