@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flowrl import api
 from flowrl.errors import ConfigError, GraphError
 from flowrl.graph import Edge, Graph, Level, Node, Op
 from flowrl.ids import NodeId, RoleName
@@ -164,6 +165,14 @@ def test_names_of_the_user_are_no_markup_in_the_page():
     assert "<script" not in text
     assert "<img" not in text
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 4
+
+
+def test_the_picture_in_the_documents_is_of_the_present_program(repository: Path):
+    """docs/seeing.md says which command draws it."""
+    config = repository / "configs" / "quickstart.yaml"
+    graph = api.compile(None, config, runs=False).stages[-1].graph
+    shown = ElementTree.parse(repository / "docs" / "pictures" / "grpo.svg").getroot()
+    assert texts(shown) == texts(ElementTree.fromstring(render(graph, "svg")))
 
 
 def test_two_hundred_nodes_are_drawn():
