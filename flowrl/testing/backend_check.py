@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from flowrl.backend.plugin import Plugin, Service, options_of
+from flowrl.backend.plugin import Plugin, Service, options_of, status_of
 from flowrl.backend.registry import check_options, find
 from flowrl.errors import BackendError
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
@@ -112,7 +112,7 @@ def run_checks(
     """
     plugin = find(backend) if isinstance(backend, str) else backend
     check_options(plugin.name, options_of(plugin), options, at="options", where=str)
-    status, services = plugin.check(), plugin.capabilities.services
+    status, services = status_of(plugin, options), plugin.capabilities.services
     if not status.usable:
         raise BackendError(
             f"backend {plugin.name!r} cannot be used here", found=status.problem, hint=status.hint

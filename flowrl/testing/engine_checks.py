@@ -329,22 +329,24 @@ def _sleep(at: CheckedEngine) -> str:
 
 def _bad_requests(at: CheckedEngine) -> str:
     limit = at.models.context.max_length
-    long = at.request(950)
-    good = at.request(951)
-    object.__setattr__(long, "prompt", np.full(limit + 1, 20, np.int64))
-    try:
-        at.engine.submit([good, long])
-    except BackendError:
-        pass
-    else:
+    good, bad = at.request(950), at.request(951)
+    for what, prompt in (
+        (f"of {limit + 1} tokens, where {limit} are the limit,", np.full(limit + 1, 20, np.int64)),
+        ("without tokens", np.zeros(0, np.int64)),
+        ("with a token outside the vocabulary", np.array([20, at.vocab_size], np.int64)),
+    ):
+        try:
+            at.engine.submit([good, replace(bad, prompt=prompt)])
+        except BackendError:
+            continue
         raise CheckFailed(
-            f"a prompt of {limit + 1} tokens was accepted by an engine for {limit}",
-            "the request fails later, at a place that names no sample, or its prompt is cut",
+            f"a prompt {what} was accepted",
+            "the request fails later, at a place that names no sample, and may end the server",
         )
-    # Nothing of the refused call was accepted, so that its good request can be made again.
+    # Nothing of the refused calls was accepted, so that their good request can be made again.
     at.finish([good])
     at.engine.abort([SampleId("9/9/9")])
-    return "a prompt that is too long is refused, and what comes with it"
+    return "prompts too long, empty or of unknown tokens are refused, and what comes with them"
 
 
 def check_tied(at: CheckedEngine) -> str:

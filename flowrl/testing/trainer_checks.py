@@ -88,28 +88,39 @@ def _weights(trainer: TrainBackend) -> dict[str, torch.Tensor]:
 
 
 def _logprobs(plugin: Plugin, models: Models) -> str:
-    reference = reference_of(models.first)
-    batch, worst = _batch(reference.model.config.vocab_size), 0.0
+    batch, worst = _batch(reference_of(models.first).model.config.vocab_size), 0.0
     with _opened(plugin, models) as trainer:
         for temperature in (1.0, 0.7):
-            found = trainer.logprobs(batch, temperature)
-            if found.dtype != np.float32 or found[~batch.response_mask].any():
-                raise CheckFailed(
-                    f"logprobs are {found.dtype}, and not 0 off the responses",
-                    "sums over samples count tokens that the policy did not produce",
-                )
-            for where, tokens in _rows(batch):
-                counted = batch.response_mask[where][1:]
-                expected = reference.logprobs(tokens, 1, temperature)
-                differs = np.abs(found[where][1:] - expected)[counted]
-                worst = max(worst, float(differs.max(initial=0.0)))
+            worst = max(worst, _require_close(trainer, models, batch, models.first, temperature))
+    return f"8 samples at two temperatures, largest difference {worst:.1g}"
+
+
+def _require_close(
+    trainer: TrainBackend, models: Models, batch: SequenceBatch, folder: Path, temperature: float
+) -> float:
+    """Returns the largest difference of a trainer's logprobs from those of the model in `folder`.
+
+    Raises:
+        CheckFailed: It exceeds the tolerance.
+    """
+    reference, worst = ReferenceModel(folder), 0.0
+    found = trainer.logprobs(batch, temperature)
+    if found.dtype != np.float32 or found[~batch.response_mask].any():
+        raise CheckFailed(
+            f"logprobs are {found.dtype}, and not 0 off the responses",
+            "sums over samples count tokens that the policy did not produce",
+        )
+    for where, tokens in _rows(batch):
+        expected = reference.logprobs(tokens, 1, temperature)
+        differs = np.abs(found[where][1:] - expected)[batch.response_mask[where][1:]]
+        worst = max(worst, float(differs.max(initial=0.0)))
     if worst > models.tolerance:
         raise CheckFailed(
             f"logprobs differ by up to {worst:.2g} from a plain forward pass (at most "
             f"{models.tolerance:g} expected)",
             "the trainer's policy is not the one that generates: importance ratios are wrong",
         )
-    return f"8 samples at two temperatures, largest difference {worst:.1g}"
+    return worst
 
 
 def _gradients(plugin: Plugin, models: Models) -> str:
@@ -202,14 +213,14 @@ def _export(plugin: Plugin, models: Models) -> str:
         _update(trainer, batch)
         folder = Path(name)
         trainer.export(folder)
+        worst = _require_close(trainer, models, batch, folder, 1.0)
         if Service.GENERATE not in plugin.capabilities.services:
-            ReferenceModel(folder)
-            return "the exported folder loads"
+            return f"8 samples of the exported model, largest difference {worst:.1g}"
         engine = CheckedEngine(plugin, models)
         try:
             engine.load(1, folder)
             requests = [engine.request(i) for i in range(8)]
-            worst = engine.require_served(
+            served = engine.require_served(
                 requests,
                 engine.finish(requests),
                 folder,
@@ -218,7 +229,7 @@ def _export(plugin: Plugin, models: Models) -> str:
             )
         finally:
             engine.engine.close()
-    return f"8 samples of exported weights, largest difference {worst:.1g}"
+    return f"16 samples of exported weights, largest difference {max(worst, served):.1g}"
 
 
 def _peak_bytes(action: Callable[[], object]) -> int:

@@ -51,8 +51,11 @@ class PlainEngine:
 
     def submit(self, requests: Any) -> None:
         for request in requests:
-            if len(request.prompt) >= self._context.max_length:
-                raise BackendError("the prompt is too long", where=f"sample {request.sample}")
+            known = all(token < self._model.model.config.vocab_size for token in request.prompt)
+            if not known and self._fault == "takes unknown tokens":
+                continue
+            if not known or not 0 < len(request.prompt) < self._context.max_length:
+                raise BackendError("the prompt is unusable", where=f"sample {request.sample}")
         for request in requests:
             running = self._running[request.sample] = Running(request)
             if request.prompt.tobytes() in self._prompts:
@@ -112,7 +115,7 @@ class PlainEngine:
     def _draw(self, running: Running, logits: Any, num_running: int) -> None:
         request, sampling = running.request, running.request.sampling
         position = len(request.response) + len(running.tokens)
-        logits = logits / (sampling.temperature or 1.0)
+        at_one, logits = logits, logits / (sampling.temperature or 1.0)
         left = logits.clone()
         if sampling.repetition_penalty != 1:
             seen = np.unique([*request.prompt, *request.response, *running.tokens])
@@ -136,6 +139,8 @@ class PlainEngine:
         noise = torch.from_numpy(np.random.default_rng(seed).gumbel(size=len(left)))
         token = int((left if sampling.temperature == 0 else left + noise).argmax())
         shown = left if self._fault == "logprobs after top-k" else logits
+        if self._fault == "logprobs at 1":
+            shown = at_one
         if self._fault == "logprobs of its own":
             shown = logits * 0.9
         running.tokens.append(token)

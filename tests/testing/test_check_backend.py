@@ -52,6 +52,7 @@ def run_check(name: str, fault: str, models: Models, **declared: Any) -> str:
 @pytest.mark.parametrize(
     ("fault", "check", "found"),
     [
+        ("logprobs at 1", "logprobs", "differ by up to"),
         ("logprobs after top-k", "truncated sampling", "differ by up to"),
         ("seeds of the batch", "same tokens in any batch", "have other tokens alone"),
         ("unversioned cache", "publication in flight", "differ by up to"),
@@ -59,6 +60,7 @@ def run_check(name: str, fault: str, models: Models, **declared: Any) -> str:
         ("tied embeddings", "tied", "differ by up to"),
         ("drops tokens", "abort", "ended with abort and 0 tokens"),
         ("no stop token", "stop tokens", "ended with stop, its stop tokens at positions"),
+        ("takes unknown tokens", "bad requests", "outside the vocabulary was accepted"),
         ("ends twice", "greedy", "which no running request has"),
         ("reports no weights", "greedy", "were not reported by `poll`"),
     ],
@@ -169,6 +171,7 @@ class FaultyTrainers:
         (size_of_micro_batches, "micro-batches", "with micro-batches of 1, 3 and 8"),
         (forgotten_moments, "save and restore", "weights differ after save, restore"),
         (old_export, "gradients", "weights after one AdamW update differ"),
+        (old_export, "export", "logprobs differ by up to"),
     ],
 )
 def test_a_fault_of_a_trainer_is_found(models: Models, change: Any, check: str, found: str):

@@ -22,8 +22,9 @@ class AcmeEngine:
 
     def submit(self, requests):
         for request in requests:
-            if len(request.prompt) >= self._context.max_length:
-                raise BackendError("the prompt is too long", where=f"sample {request.sample}")
+            known = all(0 <= token < self._model.config.vocab_size for token in request.prompt)
+            if not known or not 0 < len(request.prompt) < self._context.max_length:
+                raise BackendError("the prompt cannot be used", where=f"sample {request.sample}")
         for r in requests:
             self._running[r.sample] = SimpleNamespace(
                 request=r, tokens=[], logprobs=[], versions={}
@@ -93,7 +94,6 @@ class AcmeEngine:
         self._version, checksum = weights.version, checksum_of(weights.handle)
         self._events.append(Loaded(version=weights.version, checksum=checksum))
 
-    def close(self):
-        pass
+    def close(self): ...
 
     sleep = wake = close  # not declared
