@@ -109,9 +109,11 @@ def _kept(
     threshold = case.option("threshold")
     if threshold is None:
         masks = case.inputs.get("loss_masks")
-        live = None if masks is None else [sum(row) > 0 for row in masks]
         spec = ZeroVariance(tolerance=float(case.option("tol", 0.0)), singleton="keep")
-        return zero_variance(scores, groups, spec, live)
+        # SkyRL compares the samples that carry a loss.
+        live = np.array([masks is None or sum(masks[i]) > 0 for i in range(len(scores))])
+        compared = groups[live]
+        return ~np.isin(groups, compared[~zero_variance(scores[live], compared, spec)])
     ddof = int(case.option("ddof", 1))
     if float(threshold) == 0.0:
         # A deviation compared with 0 as numpy rounds it: equal scores may look varied.
