@@ -21,7 +21,7 @@ from flowrl.program.handles import (
     TokenRewards,
     Values,
 )
-from flowrl.program.operation import check_handle, operation_of, refuse_argument
+from flowrl.program.operation import Call, operation_of
 from flowrl.specs import AdvantageSpec, GroupRelative
 from flowrl.specs.advantage import (
     GAE,
@@ -114,7 +114,7 @@ def normalise_then_sum(
         singleton: What a group of one gets of each reward.
         zero_std: Where a reward's standard deviation is 0.
     """
-    rewards, weights = weighted_scores("fl.advantage.normalise_then_sum", scores, least=2)
+    rewards, weights = weighted_scores(Call("fl.advantage.normalise_then_sum"), scores, least=2)
     spec = NormaliseThenSum(
         reward_weights=format_list(weights),
         std=std,
@@ -190,8 +190,7 @@ def _process_rewards(
     """
     if token_rewards is None:
         if scores is None:
-            raise refuse_argument(
-                f"fl.advantage.{name}",
+            raise Call(f"fl.advantage.{name}").refuse(
                 "scores",
                 scores,
                 "scores, or token_rewards= as all of the reward",
@@ -333,11 +332,11 @@ def distill(
         mean: What is subtracted from a score first; see `group_relative`.
         singleton: What a group of one has left of its score, where the mean is a group's.
     """
-    name = "fl.advantage.distill"
-    check_handle(teacher, Logprobs, operation=name, argument="teacher")
+    call = Call("fl.advantage.distill")
+    call.handle("teacher", teacher, Logprobs)
     if (scores is None) != (score_weight == 0):
         expected = "a weight above 0 with scores, and 0 without"
-        raise refuse_argument(name, "score_weight", score_weight, expected)
+        raise call.refuse("score_weight", score_weight, expected)
     spec = Distill(
         coefficient=coefficient,
         discount=discount,

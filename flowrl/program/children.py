@@ -21,13 +21,7 @@ from flowrl.graph.ir import Op
 from flowrl.graph.sample_sets import parents_of, sample_sets
 from flowrl.graph.signatures import PROMPT, TURN, prompt_fields
 from flowrl.program.handles import Advantages, Mapped, Prompts, Rollout, Scores
-from flowrl.program.operation import (
-    check_handle,
-    check_spec,
-    check_value,
-    current_tracer,
-    refuse_argument,
-)
+from flowrl.program.operation import Call
 from flowrl.program.tracer import Read
 from flowrl.specs.base import Count
 from flowrl.specs.cut import CutSpec
@@ -66,18 +60,17 @@ def prompts_of(
             `fl.parse` read both as one text; no loss counts the tokens before the cut, for they
             belong to the prompt.
     """
-    name = "fl.prompts_of"
-    tracer = current_tracer(name)
-    read = check_handle(rollout, Rollout, operation=name, argument="rollout").read()
+    call = Call("fl.prompts_of")
+    tracer = call.trace()
+    read = call.handle("rollout", rollout, Rollout).read()
     if TURN in read.fields:
-        raise refuse_argument(
-            name,
+        raise call.refuse(
             "rollout",
             rollout,
             "a rollout of plain responses, and these are episodes",
             "let the environment say what comes next, or use actor.generate(prompts)",
         )
-    spec = _rule(name, template, opponent, cut)
+    spec = _rule(call, template, opponent, cut)
     read = Read(read.node, tuple(f for f in read.fields if f in prompt_fields(spec)))
     node = tracer.add(
         Op.PROMPTS_OF, name="prompts_of", reads={"rollout": read}, attrs={"spec": spec}
@@ -85,23 +78,23 @@ def prompts_of(
     return Prompts(tracer, node, (PROMPT,))
 
 
-def _rule(name: str, template: str | None, opponent: int | None, cut: object) -> PromptsSpec:
+def _rule(call: Call, template: str | None, opponent: int | None, cut: object) -> PromptsSpec:
     """Returns what makes the prompts.
 
     Raises:
         TraceError: There is not one rule, or its values are wrong.
     """
     if cut is None:
-        check_value(name, "opponent", opponent, Count | None)
+        call.check("opponent", opponent, Count | None)
         text = PromptTemplate(text=template, opponent=opponent)  # type: ignore[arg-type]
-        return check_spec(name, text)
+        return call.spec(text)
     if not isinstance(cut, CutSpec):
         expected = "fl.cut.at(tokens), fl.cut.share(share) or fl.cut.least_likely()"
-        raise refuse_argument(name, "cut", cut, expected, _cut_hint(cut))
+        raise call.refuse("cut", cut, expected, _cut_hint(cut))
     if template is not None or opponent is not None:
         expected = "alone: it continues the sample's own tokens, without a template"
-        raise refuse_argument(name, "cut", cut, expected, "make two sets of prompts")
-    return check_spec(name, cut, argument="cut")
+        raise call.refuse("cut", cut, expected, "make two sets of prompts")
+    return call.spec(cut, argument="cut")
 
 
 def _cut_hint(cut: object) -> str | None:
@@ -127,9 +120,9 @@ def parent(values: _Values, *, of: Rollout) -> _Values:
             map gave.
         of: What was generated for these prompts, or what a filter or selection kept of it.
     """
-    name = "fl.parent"
-    tracer, given = current_tracer(name), _numbers(name, values)
-    children = check_handle(of, Rollout, operation=name, argument="of")
+    call = Call("fl.parent")
+    tracer, given = call.trace(), _numbers(call, values)
+    children = call.handle("of", of, Rollout)
     node = tracer.add(
         Op.PARENT,
         name="parent",
@@ -149,13 +142,13 @@ def mean_of_children(values: _Values) -> _Values:
         values: One number for each child: scores, advantages, or what a map gave. They are of all
             children; of what a filter leaves there is no mean.
     """
-    name = "fl.mean_of_children"
-    tracer, given = current_tracer(name), _numbers(name, values)
+    call = Call("fl.mean_of_children")
+    tracer, given = call.trace(), _numbers(call, values)
     graph = tracer.graph()
     parents = parents_of(graph, graph.node(sample_sets(graph)[given.node]))
     if parents is None:
         raise trace_error(
-            f"{name} gets {values.kind} of samples that have no parents",
+            f"{call.name} gets {values.kind} of samples that have no parents",
             found=f"'{given.node}'",
             expected="values of samples that answer the prompts of fl.prompts_of",
             hint="generate them for fl.prompts_of(rollout, template=...)",
@@ -169,18 +162,17 @@ def mean_of_children(values: _Values) -> _Values:
     return type(values)(tracer, node, given.fields)
 
 
-def _numbers(name: str, values: object) -> Read:
+def _numbers(call: Call, values: object) -> Read:
     """Returns values that samples may hand on.
 
     Raises:
         TraceError: They are neither scores nor advantages nor what a map gave.
     """
     if not isinstance(values, Scores | Advantages | Mapped):
-        raise refuse_argument(
-            name,
+        raise call.refuse(
             "values",
             values,
             "scores, advantages, or what a map gave",
             "make one number a sample of it first, with a function marked @fl.map",
         )
-    return check_handle(values, type(values), operation=name, argument="values").read()
+    return call.handle("values", values, type(values)).read()

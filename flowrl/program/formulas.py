@@ -56,14 +56,7 @@ from flowrl.program.handles import (
     TokenRewards,
     Values,
 )
-from flowrl.program.operation import (
-    check_handle,
-    check_spec,
-    current_tracer,
-    operation_of,
-    reads_of,
-    refuse_argument,
-)
+from flowrl.program.operation import Call, operation_of
 from flowrl.program.tracer import Read
 from flowrl.specs import AdvantageSpec, FilterSpec, MapSpec, Replay, Scalar, SelectSpec
 from flowrl.specs.advantage import (
@@ -111,23 +104,22 @@ def add_advantage(
         policy: Logprobs of the policy, computed again.
         token_rewards: Rewards of tokens, besides the scores.
     """
-    name = called(spec) if spec.kind == "own" else f"fl.advantage.{spec.kind}"
-    tracer = current_tracer(name)
-    spec = check_spec(name, spec)
+    call = Call(called(spec) if spec.kind == "own" else f"fl.advantage.{spec.kind}")
+    tracer = call.trace()
+    spec = call.spec(spec)
     reads: dict[str, Read] = {}
     several = scores if isinstance(scores, list | tuple) and scores else (scores,)
     for place, each in enumerate(several, 1):
         if each is not None or spec.needs_scores:
-            scored = check_handle(each, Scores, operation=name, argument="scores")
+            scored = call.handle("scores", each, Scores)
             reads["scores" if place == 1 else f"scores_{place}"] = scored.read()
     if rollout is not None or {"mask", "turns", "logprobs", "token_rewards", "source"} & set(
         spec.needs
     ):
-        samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
+        samples = call.handle("rollout", rollout, Rollout)
         wanted = _fields_read(spec, penalised=reference is not None)
         reads["rollout"] = Read(samples.node, tuple(f for f in samples.fields if f in wanted))
-    reads |= reads_of(
-        name,
+    reads |= call.reads(
         optional={
             "reference": (reference, Logprobs),
             "values": (values, Values),
@@ -275,15 +267,15 @@ def add_subset(
 ) -> tuple[Rollout, Scores]:
     """Adds a filter, a selection or a buffer; returns the samples that it gives, with scores."""
     op = Op(spec.family)
-    name = "fl.replay" if isinstance(spec, Replay) else f"fl.{op}.{spec.kind}"
-    tracer = current_tracer(name)
-    reads = reads_of(name, {"rollout": (rollout, Rollout), "scores": (scores, Scores)})
+    call = Call("fl.replay" if isinstance(spec, Replay) else f"fl.{op}.{spec.kind}")
+    tracer = call.trace()
+    reads = call.reads({"rollout": (rollout, Rollout), "scores": (scores, Scores)})
     node = tracer.add(
         op,
         name="turns" if isinstance(spec, Turns) else str(op),
         reads=reads,
         outputs=(*rollout.fields, PREFERRED if isinstance(spec, BestAndWorst) else SCORE),
-        attrs={"spec": check_spec(name, spec)},
+        attrs={"spec": call.spec(spec)},
     )
     return Rollout(tracer, node, rollout.fields), Scores(tracer, node, (SCORE,))
 
@@ -295,22 +287,22 @@ MappedNumbers: TypeAlias = Scores | Advantages | Logprobs | TokenRewards
 """Handles that a map gives where other operations may read them."""
 
 
-def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumbers | Mapped:
+def add_map(call: Call, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumbers | Mapped:
     """Adds the node of a map; each edge carries the fields that the map reads from it.
 
     Raises:
         TraceError: No argument has one of the keys, or the map reads nothing of an argument.
     """
-    tracer = current_tracer(name)
-    spec = check_spec(name, spec)
-    given = [check_handle(h, Handle, operation=name, argument="input") for h in handles]
+    tracer = call.trace()
+    spec = call.spec(spec)
+    given = [call.handle("input", h, Handle) for h in handles]
     read: list[list[Field]] = [[] for _ in given]
     for key in spec.reads:
         field_name, place = split_key(key)
         having = [(i, f) for i, h in enumerate(given) if (f := _field_of(h, field_name))]
         if place >= len(having):
             raise trace_error(
-                f"{name} reads '{key}', which none of its arguments gives",
+                f"{call.name} reads '{key}', which none of its arguments gives",
                 found="; ".join(f"{h.kind}: {names_of(h.fields)}" for h in given) or "nothing",
                 hint=_CALLED_OTHERWISE.get(key)
                 or (
@@ -322,7 +314,8 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumber
         index, field = having[place]
         if field.unit not in (Unit.SAMPLES, Unit.TOKENS):
             raise trace_error(
-                f"{name} reads '{field.name}' of {given[index].kind}, which is one of {field.unit}",
+                f"{call.name} reads '{field.name}' of {given[index].kind}, which is one of "
+                f"{field.unit}",
                 expected="fields of samples or tokens",
                 hint="a map computes with what was made of prompts: a rollout, scores",
             )
@@ -330,7 +323,7 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> MappedNumber
     for handle, fields in zip(given, read, strict=True):
         if not fields:
             raise trace_error(
-                f"{name} reads nothing of {handle.kind} of '{handle.node}'",
+                f"{call.name} reads nothing of {handle.kind} of '{handle.node}'",
                 expected=f"what has {', '.join(spec.reads)}",
                 hint=_read_of_another(handle, spec.reads)
                 or "give it a handle that has one of these",
@@ -402,7 +395,7 @@ class UserMap(MarkedFunction[OwnMap], Generic[_M]):
             Scores, advantages, logprobs or token rewards where it gives those, else something for
             `fl.log` and `extra=`.
         """
-        return cast(_M, add_map(self.__name__, self.spec(**options), handles))
+        return cast(_M, add_map(Call(self.__name__), self.spec(**options), handles))
 
 
 @overload
@@ -464,14 +457,15 @@ def weighted_sum(*scores: tuple[Scores, float]) -> Scores:
     Args:
         scores: Pairs of scores and weight: `fl.weighted_sum((accuracy, 1.0), (style, 0.2))`.
     """
-    handles, weights = weighted_scores("fl.weighted_sum", scores)
-    given = add_map("fl.weighted_sum", WeightedSum.of(weights), handles)
+    call = Call("fl.weighted_sum")
+    handles, weights = weighted_scores(call, scores)
+    given = add_map(call, WeightedSum.of(weights), handles)
     assert isinstance(given, Scores)
     return given
 
 
 def weighted_scores(
-    name: str, pairs: Sequence[object], *, least: int = 1
+    call: Call, pairs: Sequence[object], *, least: int = 1
 ) -> tuple[list[Scores], list[float]]:
     """Returns the scores and the weights of pairs, of which there must be `least`.
 
@@ -479,18 +473,18 @@ def weighted_scores(
         TraceError: There are fewer pairs, or one is not scores and a finite number.
     """
     expected = "pairs of scores and weight"
-    hint = f"write {name}((accuracy, 1.0), (style, 0.2))"
+    hint = f"write {call.name}((accuracy, 1.0), (style, 0.2))"
     handles: list[Scores] = []
     weights: list[float] = []
     for pair in pairs:
         value, weight = pair if isinstance(pair, tuple) and len(pair) == 2 else (pair, math.nan)
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight):
-            raise refuse_argument(name, "scores", pair, expected, hint)
-        handles.append(check_handle(value, Scores, operation=name, argument="scores"))
+            raise call.refuse("scores", pair, expected, hint)
+        handles.append(call.handle("scores", value, Scores))
         weights.append(float(weight))
     if len(weights) < least:
-        raise refuse_argument(name, "scores", pairs, f"{least} or more {expected}", hint)
+        raise call.refuse("scores", pairs, f"{least} or more {expected}", hint)
     return handles, weights
 
 
@@ -503,9 +497,9 @@ def log(name: str, value: Handle) -> None:
         value: Anything with one field of numbers: scores, advantages, logprobs, values. Of several
             fields (a rollout), the first that is no token or mask.
     """
-    tracer = current_tracer("fl.log")
+    tracer = Call("fl.log").trace()
     if not isinstance(name, str) or not re.fullmatch(r"[\w./-]+", name):
-        raise refuse_argument("fl.log", "name", name, "a name of letters, digits and _./-")
+        raise Call("fl.log").refuse("name", name, "a name of letters, digits and _./-")
     before = [n for n in tracer.nodes if n.op is Op.LOG and n.attr("name") == name]
     if before:
         raise trace_error(
@@ -513,9 +507,9 @@ def log(name: str, value: Handle) -> None:
             found=f"{before[0].source}",
             hint="each number of a step has a name of its own",
         )
-    handle = check_handle(value, Handle, operation="fl.log", argument="value")
+    handle = Call("fl.log").handle("value", value, Handle)
     number = next((f for f in handle.fields if f not in (TOKENS, RESPONSE_MASK, PROMPT)), None)
     if number is None:
-        raise refuse_argument("fl.log", "value", value, "something with a field of numbers")
+        raise Call("fl.log").refuse("value", value, "something with a field of numbers")
     reads = {"value": Read(handle.node, (number,))}
     tracer.add(Op.LOG, name=f"log.{name}", reads=reads, attrs={"name": name})

@@ -11,12 +11,7 @@ from flowrl.graph.signatures import SCORE
 from flowrl.program.children import mean_of_children
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import (
-    check_handle,
-    check_spec,
-    current_tracer,
-    refuse_argument,
-)
+from flowrl.program.operation import Call
 from flowrl.specs.maps import FirstWins, MapSpec, Parse, WinRate
 from flowrl.specs.names import operation
 from flowrl.specs.prompts import PromptTemplate
@@ -37,15 +32,15 @@ def parse(rollout: Rollout, *, regex: str, otherwise: float) -> Scores:
         regex: A regular expression, as Python's `re` has them, that does not match the empty text.
         otherwise: The score where it finds no number, or does not end within a second.
     """
-    return add_parse("fl.parse", rollout, regex=regex, otherwise=otherwise)
+    return add_parse(Call("fl.parse"), rollout, regex=regex, otherwise=otherwise)
 
 
-def add_parse(name: str, rollout: Rollout, *, regex: str, otherwise: float | None) -> Scores:
+def add_parse(call: Call, rollout: Rollout, *, regex: str, otherwise: float | None) -> Scores:
     """Adds the map that finds numbers in responses; NaN without `otherwise`."""
-    current_tracer(name)
-    samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
-    spec = check_spec(name, Parse(regex=regex, otherwise=otherwise))
-    given = add_map(name, spec, (samples,))
+    call.trace()
+    samples = call.handle("rollout", rollout, Rollout)
+    spec = call.spec(Parse(regex=regex, otherwise=otherwise))
+    given = add_map(call, spec, (samples,))
     return Scores(given.tracer, given.node, (SCORE,))
 
 
@@ -66,28 +61,28 @@ def win_rate(*verdicts: Scores) -> Scores:
         verdicts: Numbers that answers to `fl.prompts_of(rollout, template=..., opponent=k)` state,
             as `fl.parse` gives them; of several sets of pairs one for each.
     """
-    name = "fl.win_rate"
-    tracer = current_tracer(name)
+    call = Call("fl.win_rate")
+    tracer = call.trace()
     if not verdicts:
-        raise refuse_argument(name, "verdicts", None, "the scores of one or more sets of verdicts")
+        raise call.refuse("verdicts", None, "the scores of one or more sets of verdicts")
     graph = tracer.graph()
     made = sample_sets(graph)
     opponents: list[int] = []
     means: list[Scores] = []
     for each in verdicts:
-        given = check_handle(each, Scores, operation=name, argument="verdicts")
+        given = call.handle("verdicts", each, Scores)
         asked = answered_prompts(graph, graph.node(made[given.node]))
         spec = None if asked is None else graph.node(asked).attr("spec")
         if not isinstance(spec, PromptTemplate) or spec.opponent is None:
             raise trace_error(
-                f"{name} gets {given.kind} of '{given.node}', which are no verdicts on pairs",
+                f"{call.name} gets {given.kind} of '{given.node}', which are no verdicts on pairs",
                 expected="what was parsed of the answers to fl.prompts_of(..., opponent=1)",
             )
         opponents.append(spec.opponent)
-        means.append(mean_of_children(_scores(name, FirstWins(), given)))
-    return _scores(name, WinRate.of(opponents), *means)
+        means.append(mean_of_children(_scores(call, FirstWins(), given)))
+    return _scores(call, WinRate.of(opponents), *means)
 
 
-def _scores(name: str, spec: MapSpec, *given: Scores) -> Scores:
-    mapped = add_map(name, spec, given)
+def _scores(call: Call, spec: MapSpec, *given: Scores) -> Scores:
+    mapped = add_map(call, spec, given)
     return Scores(mapped.tracer, mapped.node, (SCORE,))

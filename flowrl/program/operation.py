@@ -1,8 +1,7 @@
 """What all operations share: the checks of their arguments, at the user's line.
 
-An operation checks a call in this order: `flowrl.specs.names.operation` its argument names,
-`current_tracer` that a workflow is being traced, `reads_of` its handles, `check_spec` its numbers
-and choices.
+An operation checks a call in this order: `flowrl.specs.names.operation` its argument names, a
+`Call` that a workflow is traced (`trace`), its handles (`reads`), its numbers and choices (`spec`).
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -61,70 +61,112 @@ def operation_of(
     return operation(function)
 
 
-def current_tracer(what: str) -> Tracer:
-    """Returns the active trace.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an operation, whose arguments it checks: every error is at the user's line.
 
-    Raises:
-        TraceError: No workflow is being traced.
+    Attributes:
+        name: The name of the operation, for messages.
     """
-    tracer = active_tracer()
-    if tracer is None:
-        raise trace_error(
-            f"{what} is used outside a workflow",
-            hint="write it inside a function marked @fl.workflow, and start that with fl.run",
-        )
-    return tracer
 
+    name: str
 
-def check_handle(value: object, kind: type[_H], *, operation: str, argument: str) -> _H:
-    """Returns `value`, which must be a handle of that kind and of the active trace.
+    def trace(self) -> Tracer:
+        """Returns the active trace.
 
-    Raises:
-        TraceError: It is not; the message describes what it is.
-    """
-    if not isinstance(value, kind):
-        raise trace_error(
-            f"{operation} takes {kind.kind} as '{argument}'",
+        Raises:
+            TraceError: No workflow is being traced.
+        """
+        tracer = active_tracer()
+        if tracer is None:
+            raise trace_error(
+                f"{self.name} is used outside a workflow",
+                hint="write it inside a function marked @fl.workflow, and start that with fl.run",
+            )
+        return tracer
+
+    def handle(self, argument: str, value: object, kind: type[_H]) -> _H:
+        """Returns `value`, which must be a handle of that kind and of the active trace.
+
+        Raises:
+            TraceError: It is not; the message describes what it is.
+        """
+        if not isinstance(value, kind):
+            raise trace_error(
+                f"{self.name} takes {kind.kind} as '{argument}'",
+                found=_describe(value),
+                expected=f"a handle of type fl.{kind.__name__}",
+                hint=_handle_hint(value, kind),
+            )
+        tracer = active_tracer()
+        if value.tracer is not tracer:
+            other = value.tracer.name
+            when = "has been traced already" if value.tracer.closed else "is being traced around it"
+            if tracer is None and not value.tracer.closed:
+                when = "is being traced in another thread"
+            raise trace_error(
+                f"'{argument}' of {self.name} is of another trace: {value.kind} of "
+                f"'{value.node}', made in workflow '{other}', which {when}",
+                hint="do not keep handles between calls; make them inside the workflow",
+            )
+        return value
+
+    def reads(
+        self,
+        required: Mapping[str, tuple[object, type[Handle]]] = MappingProxyType({}),
+        *,
+        optional: Mapping[str, tuple[object, type[Handle]]] = MappingProxyType({}),
+    ) -> dict[str, Read]:
+        """Returns what feeds each argument: by argument, a handle of a kind.
+
+        Args:
+            required: The handle and its kind by argument.
+            optional: The same; an argument whose value is None is left out.
+        """
+        self.trace()
+        given = {name: pair for name, pair in optional.items() if pair[0] is not None}
+        return {
+            argument: self.handle(argument, value, kind).read()
+            for argument, (value, kind) in (dict(required) | given).items()
+        }
+
+    def spec(self, spec: _S, *, argument: str | None = None) -> _S:
+        """Returns a specification whose values its formula takes, with floats for whole numbers.
+
+        Args:
+            spec: The specification.
+            argument: The argument that holds it; None where its fields are the arguments.
+        """
+        for field, value, allowed in wrong_fields(spec):
+            choices = re.findall(r"'([^']*)'", allowed)
+            raise self.refuse(
+                argument or _ARGUMENTS.get(field, field),
+                value,
+                allowed if argument is None else f"{allowed}, as {field} of {called(spec)}",
+                suggestion(value, choices) if isinstance(value, str) else None,
+            )
+        return with_floats(spec)
+
+    def check(self, argument: str, value: object, allowed: object, hint: str | None = None) -> None:
+        """Checks an argument against an annotation such as `Count`."""
+        expected = refusal(value, allowed)
+        if expected is not None:
+            raise self.refuse(argument, value, expected, hint)
+
+    def refuse(
+        self, argument: str, value: object, expected: str, hint: str | None = None
+    ) -> TraceError:
+        """Returns the error for an argument of the wrong type or value."""
+        return trace_error(
+            f"{self.name} cannot take this '{argument}'",
             found=_describe(value),
-            expected=f"a handle of type fl.{kind.__name__}",
-            hint=_handle_hint(value, kind),
+            expected=expected,
+            hint=hint,
         )
-    tracer = active_tracer()
-    if value.tracer is not tracer:
-        other = value.tracer.name
-        when = "has been traced already" if value.tracer.closed else "is being traced around it"
-        if tracer is None and not value.tracer.closed:
-            when = "is being traced in another thread"
-        raise trace_error(
-            f"'{argument}' of {operation} is of another trace: {value.kind} of '{value.node}', "
-            f"made in workflow '{other}', which {when}",
-            hint="do not keep handles between calls; make them inside the workflow",
-        )
-    return value
 
 
-def reads_of(
-    operation: str,
-    required: Mapping[str, tuple[object, type[Handle]]] = MappingProxyType({}),
-    *,
-    optional: Mapping[str, tuple[object, type[Handle]]] = MappingProxyType({}),
-) -> dict[str, Read]:
-    """Returns what feeds each argument of an operation.
-
-    Args:
-        operation: The name of the operation, for messages.
-        required: The handle and its kind by argument.
-        optional: The same; an argument whose value is None is left out.
-
-    Raises:
-        TraceError: A handle is of another kind or of another trace, or there is no trace.
-    """
-    current_tracer(operation)
-    given = {name: pair for name, pair in optional.items() if pair[0] is not None}
-    return {
-        argument: check_handle(value, kind, operation=operation, argument=argument).read()
-        for argument, (value, kind) in (dict(required) | given).items()
-    }
+_ARGUMENTS = {"kl_coefficient": "kl", "text": "template"}
+"""Fields of specifications, and the arguments of operations that have another name."""
 
 
 def _describe(value: object) -> str:
@@ -156,55 +198,3 @@ def _handle_hint(value: object, kind: type[Handle]) -> str | None:
         return "it takes one of them: unpack what is returned together, or call it for each"
     instead = None if isinstance(value, Handle) else getattr(value, "instead", None)
     return instead if isinstance(instead, str) else kind.comes_from
-
-
-_ARGUMENTS = {"kl_coefficient": "kl", "text": "template"}
-"""Fields of specifications, and the arguments of operations that have another name."""
-
-
-def check_spec(operation: str, spec: _S, *, argument: str | None = None) -> _S:
-    """Returns a specification whose values its formula takes, with floats for whole numbers.
-
-    Args:
-        operation: The name of the operation, for messages.
-        spec: The specification.
-        argument: The argument that holds it; None where its fields are the arguments.
-
-    Raises:
-        TraceError: A field has another value.
-    """
-    for field, value, allowed in wrong_fields(spec):
-        choices = re.findall(r"'([^']*)'", allowed)
-        raise refuse_argument(
-            operation,
-            argument or _ARGUMENTS.get(field, field),
-            value,
-            allowed if argument is None else f"{allowed}, as {field} of {called(spec)}",
-            suggestion(value, choices) if isinstance(value, str) else None,
-        )
-    return with_floats(spec)
-
-
-def check_value(
-    operation: str, argument: str, value: object, allowed: object, hint: str | None = None
-) -> None:
-    """Checks an argument against an annotation such as `Count`.
-
-    Raises:
-        TraceError: The annotation does not allow the value.
-    """
-    expected = refusal(value, allowed)
-    if expected is not None:
-        raise refuse_argument(operation, argument, value, expected, hint)
-
-
-def refuse_argument(
-    operation: str, argument: str, value: object, expected: str, hint: str | None = None
-) -> TraceError:
-    """Returns the error for an argument of the wrong type or value."""
-    return trace_error(
-        f"{operation} cannot take this '{argument}'",
-        found=_describe(value),
-        expected=expected,
-        hint=hint,
-    )

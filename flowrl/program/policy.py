@@ -37,12 +37,7 @@ from flowrl.program.handles import (
     Samples,
     Scores,
 )
-from flowrl.program.operation import (
-    check_spec,
-    check_value,
-    reads_of,
-    refuse_argument,
-)
+from flowrl.program.operation import Call
 from flowrl.program.roles import Environment, Role
 from flowrl.program.sums import Sum, UpdateArguments, given_arguments
 from flowrl.program.tracer import Read
@@ -91,10 +86,10 @@ class Policy(Role):
             n: Samples for each prompt; `train.group_size` of the config where it is None.
             options: `temperature` and other options of sampling, and a grammar.
         """
-        tracer, name = self._begin(Op.GENERATE), f"{self.name}.generate"
-        attrs = _sampling_attrs(name, n, options)
-        reads = reads_of(name, {"prompts": (prompts, Prompts)})
-        node = tracer.add(Op.GENERATE, name=name, role=self.name, reads=reads, attrs=attrs)
+        tracer, call = self._begin(Op.GENERATE), Call(f"{self.name}.generate")
+        attrs = _sampling_attrs(call, n, options)
+        reads = call.reads({"prompts": (prompts, Prompts)})
+        node = tracer.add(Op.GENERATE, name=call.name, role=self.name, reads=reads, attrs=attrs)
         return Rollout(tracer, node, _SAMPLES)
 
     @operation
@@ -137,12 +132,11 @@ class Policy(Role):
         given = given_arguments(rewards, arguments)
         if isinstance(rollout, Policy):
             hint = f"to take over weights, write {self.name}.sync({rollout.name})"
-            raise refuse_argument(f"{self.name}.update", "rollout", rollout, "samples", hint)
+            raise Call(f"{self.name}.update").refuse("rollout", rollout, "samples", hint)
         if not isinstance(rollout, Sum):
             return self._learn_term(rollout, given, every=every)
         for twice in given:
-            raise refuse_argument(
-                f"{self.name}.update",
+            raise Call(f"{self.name}.update").refuse(
                 twice,
                 given[twice],
                 "arguments of each term, next to its samples",
@@ -164,8 +158,7 @@ class Policy(Role):
             "reference": Logprobs,
             "old": Logprobs,
         }
-        reads = reads_of(
-            f"{self.name}.update",
+        reads = Call(f"{self.name}.update").reads(
             {"rollout": (samples, Samples)},
             optional={name: (given.get(name), kind) for name, kind in kinds.items()},
         )
@@ -191,12 +184,12 @@ class Policy(Role):
             reset_optimizer: Whether the optimizer of `source` forgets its moments then. Its
                 schedule of learning rates goes on.
         """
-        tracer, name = self._begin(Op.SYNC), f"{self.name}.sync"
+        tracer, call = self._begin(Op.SYNC), Call(f"{self.name}.sync")
         if not isinstance(source, Policy) or source.name == self.name:
-            raise refuse_argument(name, "source", source, "another policy of the workflow")
-        check_value(name, "every", every, Count)
-        check_value(name, "decay", decay, _Decay)
-        check_value(name, "reset_optimizer", reset_optimizer, bool)
+            raise call.refuse("source", source, "another policy of the workflow")
+        call.check("every", every, Count)
+        call.check("decay", decay, _Decay)
+        call.check("reset_optimizer", reset_optimizer, bool)
         attrs: dict[str, Attr] = {"in_place": False, "every": every}
         if decay:
             attrs["decay"] = float(decay)
@@ -213,33 +206,33 @@ class Policy(Role):
         update = tracer.last_update(source.name)
         if update is None:
             raise trace_error(
-                f"{name} takes the weights of '{source.name}', which nothing has updated yet",
+                f"{call.name} takes the weights of '{source.name}', which nothing has updated yet",
                 hint=f"write it after {source.name}.update(...); the role that takes weights comes "
                 f"first: {source.name}.sync({self.name})",
             )
         if source.version not in (None, update.id):
-            raise refuse_argument(name, "source", source, f"the newest version of {source.name}")
+            raise call.refuse("source", source, f"the newest version of {source.name}")
         tracer.add(
             Op.SYNC,
-            name=name,
+            name=call.name,
             role=self.name,
             reads={"weights": Read(update.id, (WEIGHTS,))},
             attrs=attrs,
         )
 
 
-def _sampling_attrs(name: str, n: int | None, options: SamplingOptions) -> dict[str, Attr]:
-    """Returns the attributes of a `generate` node, made by the operation `name`.
+def _sampling_attrs(call: Call, n: int | None, options: SamplingOptions) -> dict[str, Attr]:
+    """Returns the attributes of a `generate` node, made by an operation.
 
     Raises:
         TraceError: A value is of the wrong type or out of its bounds.
     """
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     sampling, grammar = given.pop("sampling", None), given.pop("grammar", None)
-    check_value(name, "n", n, Count | None)
-    check_value(name, "sampling", sampling, Sampling | None)
-    check_value(name, "grammar", grammar, Grammar | None, 'write grammar=fl.grammar.regex("...")')
-    merged = check_spec(name, replace(sampling or Sampling(), **given))
+    call.check("n", n, Count | None)
+    call.check("sampling", sampling, Sampling | None)
+    call.check("grammar", grammar, Grammar | None, 'write grammar=fl.grammar.regex("...")')
+    merged = call.spec(replace(sampling or Sampling(), **given))
     attrs: dict[str, Attr] = {"n": n, "sampling": None if sampling is None else merged}
     if sampling is None:
         attrs |= {option: getattr(merged, option) for option in given}
@@ -309,25 +302,25 @@ def interact(
         rewards. The rollout also knows turns and their rewards, for advantages per turn. Of several
         policies a pair of these for each, with its own turns in the mask and its own rewards.
     """
-    name = "fl.interact"
-    policies = _acting(name, policy, environment)
-    check_value(name, "max_turns", max_turns, Count)
-    check_value(name, "max_observation_tokens", max_observation_tokens, Count)
+    call = Call("fl.interact")
+    policies = _acting(call, policy, environment)
+    call.check("max_turns", max_turns, Count)
+    call.check("max_observation_tokens", max_observation_tokens, Count)
     if max_turns < len(policies):
-        raise refuse_argument(
-            name, "max_turns", max_turns, f"at least {len(policies)}, a turn of each policy"
+        raise call.refuse(
+            "max_turns", max_turns, f"at least {len(policies)}, a turn of each policy"
         )
     tracer = environment._begin(Op.INTERACT)
     for each in policies:
         each._begin(Op.GENERATE)
-    attrs = _sampling_attrs(name, n, options)
+    attrs = _sampling_attrs(call, n, options)
     region = tracer.region()
     episodes = tracer.add(
         Op.INTERACT,
         name=f"{environment.name}.interact",
         role=environment.name,
         region=region,
-        reads=reads_of(name, {"prompts": (prompts, Prompts)}),
+        reads=call.reads({"prompts": (prompts, Prompts)}),
         attrs={"max_turns": max_turns, "max_observation_tokens": max_observation_tokens},
     )
     turns = [
@@ -358,15 +351,14 @@ def interact(
     )
 
 
-def _acting(name: str, policy: object, environment: object) -> tuple[Policy, ...]:
+def _acting(call: Call, policy: object, environment: object) -> tuple[Policy, ...]:
     """Returns the policies of an episode; raises TraceError unless they act in one environment."""
     policies = tuple(policy) if isinstance(policy, list | tuple) and policy else (policy,)
     if not all(isinstance(each, Policy) for each in policies):
         expected = "a policy, a role of the workflow, or several that take turns: (pro, con)"
-        raise refuse_argument(name, "policy", policy, expected)
+        raise call.refuse("policy", policy, expected)
     if not isinstance(environment, Environment):
-        raise refuse_argument(
-            name,
+        raise call.refuse(
             "environment",
             environment,
             "an environment, a role of the workflow",

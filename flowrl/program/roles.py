@@ -19,13 +19,7 @@ from flowrl.graph.ir import Attr, Op
 from flowrl.graph.signatures import SCORE, SIGNATURES, WEIGHTS, score_outputs
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, TokenRewards, Values
-from flowrl.program.operation import (
-    check_spec,
-    check_value,
-    current_tracer,
-    reads_of,
-    refuse_argument,
-)
+from flowrl.program.operation import Call
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import KL, LossSpec
 from flowrl.specs.base import Count
@@ -92,31 +86,33 @@ class Role:
             TraceError: No workflow is being traced, or another one than the role's; or the weights
                 that it asks for are not those that the role has at this place of the step.
         """
-        what = f"{self.name}.{op}"
+        call = Call(f"{self.name}.{op}")
         if active_tracer() is None and not self._tracer.closed:
             raise trace_error(
-                f"{what} is used in another thread than the one that runs the workflow",
+                f"{call.name} is used in another thread than the one that runs the workflow",
                 hint="a workflow only says what happens; flowrl runs operations concurrently",
             )
-        tracer = current_tracer(what)
+        tracer = call.trace()
         if self._tracer is not tracer:
             expected = "a role of the workflow that is being traced"
             hint = "do not keep roles between calls; use the workflow's parameter"
-            raise refuse_argument(what, "role", self, expected, hint)
+            raise call.refuse("role", self, expected, hint)
         newest = tracer.last_update(self.name)
         if self._version is not None and newest is not None and newest.id != self._version:
             hint = f"use what {self.name}.update ({newest.source}) returned"
-            raise refuse_argument(what, "role", self, f"the newest version of {self.name}", hint)
+            raise call.refuse("role", self, f"the newest version of {self.name}", hint)
         return tracer
 
     def _evaluate(self, op: Op, kind: type[_H], rollout: Samples, **attrs: Attr) -> _H:
         """Adds a node that computes something of samples; returns the handle of its outputs."""
-        tracer, name = self._begin(op), f"{self.name}.{op}"
-        reads = reads_of(name, {"rollout": (rollout, Samples)})
+        tracer, call = self._begin(op), Call(f"{self.name}.{op}")
+        reads = call.reads({"rollout": (rollout, Samples)})
         if self._version is not None:
             reads["weights"] = Read(self._version, (WEIGHTS,))
         outputs = SIGNATURES[op].outputs or score_outputs(attrs.get("per"))
-        node = tracer.add(op, name=name, role=self.name, reads=reads, outputs=outputs, attrs=attrs)
+        node = tracer.add(
+            op, name=call.name, role=self.name, reads=reads, outputs=outputs, attrs=attrs
+        )
         return kind(tracer, node, outputs)
 
     def _learn(
@@ -139,11 +135,11 @@ class Role:
         Raises:
             TraceError: A loss or a penalty is none, or a value of it is out of its bounds.
         """
-        tracer, name = self._begin(Op.UPDATE), f"{self.name}.update"
+        tracer, call = self._begin(Op.UPDATE), Call(f"{self.name}.update")
         if loss is not None:
-            _check_loss(self, name, loss)
+            _check_loss(self, call, loss)
         several = extra if isinstance(extra, tuple | list) else () if extra is None else (extra,)
-        fields = [reads_of(name, {"extra": (handle, Handle)})["extra"] for handle in several]
+        fields = [call.reads({"extra": (handle, Handle)})["extra"] for handle in several]
         reads = dict(reads)
         if "rewards" in reads and loss is not None and SCORE.name in loss.extra_fields:
             fields.append(reads.pop("rewards"))  # the scores themselves, and no advantages of them
@@ -151,13 +147,13 @@ class Role:
             "extra" if number == 1 else f"extra_{number}": read
             for number, read in enumerate(fields, 1)
         }
-        check_value(name, "every", every, Count)
-        attrs = {"loss": loss, "kl": _penalty(name, kl), **attrs}
+        call.check("every", every, Count)
+        attrs = {"loss": loss, "kl": _penalty(call, kl), **attrs}
         if every > 1:
             attrs["every"] = every
         node = tracer.add(
             Op.UPDATE,
-            name=name,
+            name=call.name,
             role=self.name,
             reads={**reads, **more},
             attrs=attrs,
@@ -215,11 +211,11 @@ class RewardModel(Role):
         """
         if per is None and separator is None:
             return self._evaluate(Op.SCORE, Scores, rollout, by="model")
-        name = f"{self.name}.score"
-        check_value(name, "per", per, Literal["token", "step"])
+        call = Call(f"{self.name}.score")
+        call.check("per", per, Literal["token", "step"])
         if (per == "step") != bool(separator):
             expected = 'the text that ends a step with per="step", and only then'
-            raise refuse_argument(name, "separator", separator, expected)
+            raise call.refuse("separator", separator, expected)
         steps: dict[str, Attr] = {} if separator is None else {"separator": separator}
         return self._evaluate(Op.SCORE, TokenRewards, rollout, by="model", per=per, **steps)
 
@@ -245,8 +241,7 @@ class RewardModel(Role):
         Returns:
             The new version.
         """
-        reads = reads_of(
-            f"{self.name}.update",
+        reads = Call(f"{self.name}.update").reads(
             {"pairs": (pairs, Samples)},
             optional={"scores": (scores, Scores)},
         )
@@ -289,8 +284,7 @@ class Critic(Role):
                 them the same without its clip.
             every: Steps between updates, as of `Policy.update`.
         """
-        reads = reads_of(
-            f"{self.name}.update",
+        reads = Call(f"{self.name}.update").reads(
             {"rollout": (rollout, Samples), "returns": (returns, Returns)},
             optional={"values": (values, Values)},
         )
@@ -305,15 +299,15 @@ class Environment(Role):
     kind = "an environment"
 
 
-def _penalty(name: str, kl: object) -> KL | None:
+def _penalty(call: Call, kl: object) -> KL | None:
     # A plain 0 says "none" without a doubt; any other number leaves the estimator open.
     is_number = isinstance(kl, int | float)
     if kl is None or (is_number and kl == 0):
         return None
     if not isinstance(kl, KL):
         hint = f"write kl=fl.kl.k3({kl if is_number else 0.001})"
-        raise refuse_argument(name, "kl", kl, "a penalty of fl.kl, or None", hint)
-    check_spec(name, kl, argument="kl")
+        raise call.refuse("kl", kl, "a penalty of fl.kl, or None", hint)
+    call.spec(kl, argument="kl")
     return kl
 
 
@@ -325,14 +319,14 @@ _LOSSES: Mapping[Prediction, str] = {
 """A loss for each output of a model."""
 
 
-def _check_loss(role: Role, name: str, loss: object) -> None:
+def _check_loss(role: Role, call: Call, loss: object) -> None:
     predicts = role.predicts[0]
     expected = f"a loss of {predicts}, which is what {role.kind} gives"
     hint = f"write loss={_LOSSES[predicts]}"
     if not isinstance(loss, LossSpec):
         hint += ", or mark a function of a module of yours: @fl.loss.own(needs=...)"
-        raise refuse_argument(name, "loss", loss, expected, hint)
+        raise call.refuse("loss", loss, expected, hint)
     if loss.predicts not in role.predicts:
         expected += f"; this one reads {loss.predicts}"
-        raise refuse_argument(name, "loss", loss, expected, hint)
-    check_spec(name, loss, argument="loss")
+        raise call.refuse("loss", loss, expected, hint)
+    call.spec(loss, argument="loss")

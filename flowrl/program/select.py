@@ -15,6 +15,7 @@ from flowrl.graph.signatures import PREFERRED
 from flowrl.program.formulas import add_subset, subset_of
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.judging import add_parse
+from flowrl.program.operation import Call
 from flowrl.program.sets import Pairs
 from flowrl.specs.filters import BestAndWorst, Parsed, RandomK, Threshold, Top
 from flowrl.specs.names import operation, refusing_others
@@ -38,7 +39,7 @@ def parsed(rollout: Rollout, *, regex: str) -> tuple[Rollout, Scores]:
         rollout: The samples.
         regex: The expression that finds the number.
     """
-    scores = add_parse("fl.select.parsed", rollout, regex=regex, otherwise=None)
+    scores = add_parse(Call("fl.select.parsed"), rollout, regex=regex, otherwise=None)
     return add_subset(Parsed(), rollout, scores)
 
 

@@ -33,12 +33,7 @@ from flowrl.program.handles import (
     Samples,
     Scores,
 )
-from flowrl.program.operation import (
-    check_handle,
-    current_tracer,
-    reads_of,
-    refuse_argument,
-)
+from flowrl.program.operation import Call
 from flowrl.program.tracer import Read
 from flowrl.specs import Replay, RowCondition, Scalar
 from flowrl.specs.maps import ROW_PREFIX
@@ -67,12 +62,11 @@ class RowSamples(Samples):
 
     @classmethod
     def _of(cls, prompts: Prompts) -> Self:
-        name = f"fl.{cls.__name__}.of"
-        reads = reads_of(name, {"prompts": (prompts, Prompts)})
-        tracer = current_tracer(name)
+        call = Call(f"fl.{cls.__name__}.of")
+        reads = call.reads({"prompts": (prompts, Prompts)})
+        tracer = call.trace()
         if tracer.graph().node(prompts.node).op is Op.PROMPTS_OF:
-            raise refuse_argument(
-                name,
+            raise call.refuse(
                 "prompts",
                 prompts,
                 "prompts of the data, which have rows, and these are made of samples",
@@ -141,17 +135,16 @@ def pair(*, preferred: Samples, other: Samples) -> Pairs:
         other: The samples that they are preferred to.
     """
     given = {"preferred": preferred, "other": other}
-    reads = reads_of("fl.pair", {name: (samples, Samples) for name, samples in given.items()})
+    reads = Call("fl.pair").reads({name: (samples, Samples) for name, samples in given.items()})
     for name, samples in given.items():
         if isinstance(samples, Pairs):
-            raise refuse_argument(
-                "fl.pair",
+            raise Call("fl.pair").refuse(
                 name,
                 samples,
                 "samples that are not paired yet",
                 "pass a rollout or fl.Examples.of(prompts)",
             )
-    tracer = current_tracer("fl.pair")
+    tracer = Call("fl.pair").trace()
     graph = tracer.graph()
     made = sample_sets(graph)
     first, second = (graph.node(NodeId(made[read.node])) for read in reads.values())
@@ -187,14 +180,14 @@ def where(
         one_of: Values of which it has one.
         none_of: Values of which it has none: the rest of the rows.
     """
-    name = "fl.where"
-    condition = _condition(name, row, equals, one_of, none_of)
+    call = Call("fl.where")
+    condition = _condition(call, row, equals, one_of, none_of)
     handles = given if isinstance(given, tuple) else (given,)
     if isinstance(given, Prompts):
-        reads = reads_of(name, {"prompts": (given, Prompts)})
+        reads = call.reads({"prompts": (given, Prompts)})
     else:
-        reads = _reads_of_part(name, handles, "")
-    tracer = current_tracer(name)
+        reads = _reads_of_part(call, handles, "")
+    tracer = call.trace()
     outputs = tuple(field for read in reads.values() for field in read.fields)
     attrs = {"spec": condition}
     node = tracer.add(Op.WHERE, name="where", reads=reads, outputs=outputs, attrs=attrs)
@@ -203,7 +196,7 @@ def where(
 
 
 def _condition(
-    name: str,
+    call: Call,
     row: object,
     equals: Scalar | EllipsisType,
     one_of: Collection[Scalar] | None,
@@ -213,17 +206,16 @@ def _condition(
     written = [argument for argument, values in asked.items() if values is not None]
     if len(written) != 1:
         raise trace_error(
-            f"{name} needs one of equals=, one_of= and none_of=",
+            f"{call.name} needs one of equals=, one_of= and none_of=",
             found=" and ".join(f"{argument}=" for argument in written) or "none of them",
             hint='write row="topic", equals="maths"',
         )
     (argument,) = written
     values: Any = asked[argument]
     if not isinstance(row, str) or not row.strip():
-        raise refuse_argument(name, "row", row, "the name of a field of the data rows")
+        raise call.refuse("row", row, "the name of a field of the data rows")
     if row.strip().startswith(ROW_PREFIX):
-        raise refuse_argument(
-            name,
+        raise call.refuse(
             "row",
             row,
             "the name of a field as the data rows have it",
@@ -235,8 +227,7 @@ def _condition(
         value is None or isinstance(value, str | int | float) for value in values
     )
     if not scalars or not values:
-        raise refuse_argument(
-            name,
+        raise call.refuse(
             argument,
             equals if argument == "equals" else values,
             "a string, a number, True, False or None"
@@ -248,22 +239,21 @@ def _condition(
     return RowCondition.of(row.strip(), ordered, excluded=argument == "none_of")
 
 
-def _reads_of_part(name: str, handles: Sequence[object], number: str) -> dict[str, Read]:
+def _reads_of_part(call: Call, handles: Sequence[object], number: str) -> dict[str, Read]:
     """Returns what feeds the arguments of one set: its samples, and values of theirs."""
     first = handles[0] if handles else None
-    samples = check_handle(first, Samples, operation=name, argument="samples")
+    samples = call.handle("samples", first, Samples)
     reads = {f"rollout{number}": samples.read()}
     for handle in handles[1:]:
         argument = next((a for kind, a in _CARRIED.items() if isinstance(handle, kind)), None)
         if argument is None or f"{argument}{number}" in reads:
-            raise refuse_argument(
-                name,
+            raise call.refuse(
                 "samples",
                 handle,
                 "the samples, and then scores, logprobs and advantages of them, one of each",
                 "compute other values on what is returned",
             )
-        value = check_handle(handle, Handle, operation=name, argument=argument)
+        value = call.handle(argument, handle, Handle)
         reads[f"{argument}{number}"] = value.read()
     return reads
 
@@ -311,31 +301,30 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
             al., 2025, arXiv:2504.14945). Without it, such a set has no `rollout_logprobs`, and
             losses that read these refuse it.
     """
-    name = "fl.concat"
+    call = Call("fl.concat")
     tupled = [isinstance(part, tuple) for part in parts]
     if len(set(tupled)) != 1:
-        raise refuse_argument(
-            name,
+        raise call.refuse(
             "parts",
             tuple(parts),
             "one or more sets of samples, either all alone or all with their values",
             "write fl.concat(a, b), or rollout, scores = fl.concat((a, a_scores), (b, b_scores))",
         )
     if missing_logprob is not None and not _is_logprob(missing_logprob):
-        raise refuse_argument(name, "missing_logprob", missing_logprob, "a number of at most 0")
+        raise call.refuse("missing_logprob", missing_logprob, "a number of at most 0")
     reads: dict[str, Read] = {}
     kinds: list[list[type[Handle]]] = []
     for number, part in enumerate(parts, 1):
         handles = part if isinstance(part, tuple) else (part,)
-        reads |= _reads_of_part(name, handles, "" if number == 1 else f"_{number}")
+        reads |= _reads_of_part(call, handles, "" if number == 1 else f"_{number}")
         kinds.append([type(handle) for handle in handles[1:]])
         if isinstance(handles[0], Pairs):
-            raise refuse_argument(
-                name, "parts", handles[0], "samples that are not paired", "join them before fl.pair"
+            raise call.refuse(
+                "parts", handles[0], "samples that are not paired", "join them before fl.pair"
             )
     if any(kind != kinds[0] for kind in kinds):
-        raise refuse_argument(
-            name, "parts", tuple(parts), "sets with the same kinds of values in the same order"
+        raise call.refuse(
+            "parts", tuple(parts), "sets with the same kinds of values in the same order"
         )
     fields = _joined_fields(reads, missing_logprob)
     values = tuple(
@@ -344,7 +333,7 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
         if argument in _CARRIED.values()
         for field in read.fields
     )
-    tracer = current_tracer(name)
+    tracer = call.trace()
     node = tracer.add(
         Op.CONCAT,
         name="concat",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from flowrl.program.formulas import add_map
 from flowrl.program.handles import Logprobs, Rollout, Scores, TokenRewards
-from flowrl.program.operation import check_spec, operation_of, reads_of
+from flowrl.program.operation import Call, operation_of
 from flowrl.specs.maps import (
     CosineLength,
     ImplicitReward,
@@ -35,9 +35,9 @@ _P = ParamSpec("_P")
 
 
 def _shaped(spec: ShapingSpec, scores: Scores, rollout: Rollout) -> Scores:
-    name = f"fl.shaping.{spec.kind}"
-    reads_of(name, {"scores": (scores, Scores), "rollout": (rollout, Rollout)})
-    given = add_map(name, spec, (scores, rollout))
+    call = Call(f"fl.shaping.{spec.kind}")
+    call.reads({"scores": (scores, Scores), "rollout": (rollout, Rollout)})
+    given = add_map(call, spec, (scores, rollout))
     assert isinstance(given, Scores)
     return given
 
@@ -65,9 +65,9 @@ def implicit_reward(logprobs: Logprobs, reference: Logprobs, *, beta: float = 0.
         reference: Those of the policy that it began with.
         beta: The factor, as of the loss.
     """
-    name = "fl.shaping.implicit_reward"
-    reads_of(name, {"logprobs": (logprobs, Logprobs), "reference": (reference, Logprobs)})
-    spec = check_spec(name, ImplicitReward(beta=beta))
-    given = add_map(name, spec, (logprobs, reference))
+    call = Call("fl.shaping.implicit_reward")
+    call.reads({"logprobs": (logprobs, Logprobs), "reference": (reference, Logprobs)})
+    spec = call.spec(ImplicitReward(beta=beta))
+    given = add_map(call, spec, (logprobs, reference))
     assert isinstance(given, TokenRewards)
     return given

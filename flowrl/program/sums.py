@@ -19,11 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NoReturn, TypedDict, Unpack
 
 from flowrl.program.handles import Advantages, Logprobs, Mapped, Samples, Scores
-from flowrl.program.operation import (
-    check_handle,
-    current_tracer,
-    refuse_argument,
-)
+from flowrl.program.operation import Call
 from flowrl.specs import KL, LossSpec
 from flowrl.specs.names import operation
 from flowrl.user_lines import SourceRef, trace_error, user_line
@@ -126,8 +122,8 @@ def term(
     Returns:
         The term; `0.1 * fl.term(...)` multiplies its loss and its penalty.
     """
-    current_tracer("fl.term")
-    check_handle(samples, Samples, operation="fl.term", argument="samples")
+    Call("fl.term").trace()
+    Call("fl.term").handle("samples", samples, Samples)
     return Term(samples, given_arguments(rewards, arguments), user_line())
 
 
@@ -140,7 +136,7 @@ def sum_of(*terms: Term) -> Sum:
     Raises:
         TraceError: One is no term, or there are none.
     """
-    current_tracer("fl.sum")
+    Call("fl.sum").trace()
     given: tuple[object, ...] = terms
     for each in given:
         if isinstance(each, Term):
@@ -153,7 +149,7 @@ def sum_of(*terms: Term) -> Sum:
             hint = "write fl.sum(*terms)"
         elif any(isinstance(part, Samples) for part in parts):
             hint = f"a term names its advantages and its loss, and its factor: {_WRITTEN}"
-        raise refuse_argument("fl.sum", "terms", each, "terms: fl.term(samples, ...)", hint)
+        raise Call("fl.sum").refuse("terms", each, "terms: fl.term(samples, ...)", hint)
     if not terms:
         raise trace_error("fl.sum has no terms", hint=f"write {_WRITTEN}")
     return Sum(terms)
