@@ -33,15 +33,30 @@ def trace(
     run: RunPath,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the trace for Perfetto here."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="A page (.html), or .json for Perfetto."
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            "--steps", metavar="A:B", help="Steps of the page; the last three by default."
+        ),
+    ] = None,
+    simulated: Annotated[
+        Path | None,
+        typer.Option(
+            "--simulated", metavar="FILE", help="Draw this trace of `flowrl simulate` below them."
+        ),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what each worker of a run did and waited for, or write it as trace events."""
+    """Show what each worker of a run did and waited for, or write it to a file."""
     from flowrl.cli import trace as command
 
-    command.run(run, output, as_json=json)
+    options = command.TraceOptions(output=output, steps=steps, simulated=simulated, json=json)
+    command.run(run, options)
 
 
 def report(

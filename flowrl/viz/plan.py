@@ -7,8 +7,6 @@ scripts.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flowrl.cost import format_bytes
 from flowrl.plan import PlacementPlan
@@ -16,49 +14,26 @@ from flowrl.plan.explain.top import one_line
 from flowrl.plan.prediction import CostSource, PredictedMemory, PredictedSpan
 from flowrl.plan.show.many import seconds_text
 from flowrl.plan.show.plan import not_here, step_sentences
+from flowrl.viz.gantt import Bar, gantt
 from flowrl.viz.labels import ROLE_COLOURS, RoleColour
 from flowrl.viz.page import render_page
 from flowrl.wording import percent
 
-_WIDTH = 1000
-"""Units of the picture for the time of a step."""
-_LANE = 46
-_CHARACTER = 6.6
 _MEMORY_REM = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """A bar of the timeline, in units of the picture, and its place in the table of costs."""
-
-    node: str
-    place: int
-    x: float
-    y: float
-    width: float
-    lines: Sequence[str]
-    title: str
-    colour: RoleColour
-    is_bottleneck: bool
 
 
 def render_plan(plan: PlacementPlan) -> str:
     """Returns the page of a plan."""
     prediction = plan.prediction
-    rows = _rows(prediction.timeline or ())
-    end_s = max((span.end_s for span in prediction.timeline or ()), default=0.0)
-    end_s = max(end_s, prediction.step_s or 0.0)
+    timeline = prediction.timeline or ()
+    end_s = max([span.end_s for span in timeline] + [prediction.step_s or 0.0])
     alternatives = sorted(plan.alternatives, key=lambda each: (each.step_s is None, each.step_s))
     values = {
         "title": f"plan of {plan.graph}",
         "blockers": not_here(plan),
         "summary": one_line(plan),
         "facts": _facts(plan),
-        "rows": [(device, at * _LANE, len(lanes) * _LANE) for device, at, lanes in rows],
-        "blocks": [block for row in rows for block in _blocks(plan, row, end_s)],
-        "ticks": [(_WIDTH * i / 5, seconds_text(end_s * i / 5)) for i in range(6)],
-        "width": _WIDTH,
-        "height": sum(len(lanes) for _, _, lanes in rows) * _LANE,
+        "timeline": gantt([_bar(plan, span) for span in timeline], end_s),
         "costs": [_cost(plan, cost) for cost in prediction.confidence],
         "memory": [_memory(plan, entry) for entry in prediction.memory],
         "alternatives": [
@@ -73,57 +48,21 @@ def render_plan(plan: PlacementPlan) -> str:
     return render_page("plan.html", values, styles=("page.css",))
 
 
-_Row = tuple[str, int, Sequence[Sequence[PredictedSpan]]]
-"""The devices, the number of lanes above, and the lanes, in which no span overlaps another."""
-
-
-def _rows(timeline: Sequence[PredictedSpan]) -> list[_Row]:
-    rows: list[_Row] = []
-    above = 0
-    for device in dict.fromkeys(span.device for span in timeline):
-        lanes: list[list[PredictedSpan]] = []
-        for span in sorted(timeline, key=lambda each: (each.begin_s, each.end_s)):
-            if span.device == device:
-                free = (lane for lane in lanes if lane[-1].end_s <= span.begin_s + 1e-9)
-                lane = next(free, None)
-                if lane is None:
-                    lanes.append(lane := [])
-                lane.append(span)
-        rows.append((device, above, lanes))
-        above += len(lanes)
-    return rows
-
-
-def _blocks(plan: PlacementPlan, row: _Row, end_s: float) -> list[_Block]:
-    device, above, lanes = row
+def _bar(plan: PlacementPlan, span: PredictedSpan) -> Bar:
     nodes = [cost.node for cost in plan.prediction.confidence]
-    blocks = []
-    for at, lane in enumerate(lanes):
-        for span in lane:
-            seconds = seconds_text(span.end_s - span.begin_s)
-            width = _WIDTH * (span.end_s - span.begin_s) / end_s if end_s else 0.0
-            room = int(width / _CHARACTER)
-            short = next((name for name in _names(span.node) if len(name) <= room), None)
-            blocks.append(
-                _Block(
-                    node=span.node,
-                    place=nodes.index(span.node) if span.node in nodes else -1,
-                    x=round(_WIDTH * span.begin_s / end_s, 2) if end_s else 0.0,
-                    y=(above + at) * _LANE,
-                    width=round(max(width, 1.0), 2),
-                    lines=[short, seconds] if short is not None else [],
-                    title=f"{span.node} on {device}\n{seconds}, from {seconds_text(span.begin_s)} "
-                    f"to {seconds_text(span.end_s)}",
-                    colour=_colour(plan, span.node),
-                    is_bottleneck=span.node == plan.prediction.bottleneck,
-                )
-            )
-    return blocks
-
-
-def _names(node: str) -> tuple[str, str]:
-    """`actor.update`, `update`."""
-    return node, node.partition(".")[2] or node
+    seconds = seconds_text(span.end_s - span.begin_s)
+    return Bar(
+        row=span.device,
+        begin_s=span.begin_s,
+        end_s=span.end_s,
+        names=(span.node, span.node.partition(".")[2] or span.node),
+        note=seconds,
+        title=f"{span.node} on {span.device}\n{seconds}, from {seconds_text(span.begin_s)} "
+        f"to {seconds_text(span.end_s)}",
+        colour=_colour(plan, span.node),
+        href=f"cost-{nodes.index(span.node)}" if span.node in nodes else "",
+        is_marked=span.node == plan.prediction.bottleneck,
+    )
 
 
 def _colour(plan: PlacementPlan, node: str) -> RoleColour:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -101,4 +102,67 @@ def test_a_run_without_a_trace_is_an_error(flowrl: Run, text: str | None):
 
 
 def test_another_format_is_refused(flowrl: Run):
-    assert "a name that ends in .json" in flowrl("-o", "run.html")[2]
+    assert "a name that ends in .json or .html" in flowrl("-o", "run.svg")[2]
+
+
+def bars(page: str) -> list[tuple[str, float, float]]:
+    """The first line of the title of each bar, its begin and its width."""
+    found = re.findall(
+        r'<title>([^<\n]*)[^<]*</title>\s*<rect x="(\S+)" y="\S+" width="(\S+)"', page
+    )
+    return sorted((title, float(x), float(width)) for title, x, width in found)
+
+
+def test_the_page_draws_each_worker_over_the_chosen_steps(flowrl: Run):
+    code, out, err = flowrl("-o", "run.html", "--steps", "1")
+    assert (code, out) == (0, "")
+    assert "written to run.html: timeline" in err
+    page = Path("run.html").read_text()
+    assert "<h2>step 1</h2>" in page
+    assert bars(page) == [
+        ("step 1: 1.0 s", 0, 1000),
+        ("update: 500 ms", 500, 500),
+        ("wait for a batch: 250 ms", 250, 250),
+    ]
+    assert "driver on node &lt;1&gt;" in page
+
+
+def test_the_page_draws_the_last_steps_where_none_are_chosen(flowrl: Run):
+    flowrl("-o", "run.html")
+    page = Path("run.html").read_text()
+    assert "<h2>steps 1 to 2</h2>" in page
+    # Slices without a gap are one bar, with the calls of all.
+    assert ("update: 1.5 s, 4 calls", 250.0, 750.0) in bars(page)
+
+
+def test_a_simulation_is_drawn_below_from_its_begin_and_as_long(flowrl: Run):
+    file = TraceFile(Path(), 1 << 20)
+    at = {"where": "cuda:0", "begin_s": 3.0}
+    file.append(
+        [
+            Span(worker="cuda:0", operation="generate", end_s=3.5, **at),
+            Span(worker="actor.generate[0] row 000", operation="0/1/2", end_s=3.2, **at),
+            Span(worker="cuda:0", operation="update", where="cuda:0", begin_s=3.5, end_s=9.0),
+        ]
+    )
+    file.close()
+    flowrl("-o", "run.html", "--simulated", "trace.json")
+    _, simulated = Path("run.html").read_text().split("<h2>simulated</h2>")
+    assert bars(simulated) == [("generate: 500 ms", 0, 250), ("update: 1.5 s", 250, 750)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-o", "run.html", "--steps", "5:9"], "expected: steps from 1 to 2"),
+        (["-o", "run.html", "--steps", "first"], "such as 10:12"),
+        (["-o", "run.html", "--simulated", "no.json"], "this is no trace of a simulation"),
+        (["-o", "run.html", "--simulated", "a/config.yaml"], "is empty"),
+        (["--steps", "1"], "--steps belongs to a page"),
+        (["-o", "run.json", "--simulated", "s.json"], "--simulated belongs to a page"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error(flowrl: Run, words: list[str], said: str):
+    code, out, err = flowrl(*words)
+    assert (code, out) == (2, "")
+    assert said in err
