@@ -19,6 +19,9 @@ from flowrl.backend.protocols import (
     Loaded,
     PolicyContext,
     Progress,
+    TrainBackend,
+    Weights,
+    WeightsKind,
 )
 from flowrl.backend.weights import weights_of
 from flowrl.ids import RoleName, SampleId
@@ -120,13 +123,20 @@ class CheckedEngine:
         plugin: The plug-in that opens it.
         models: The folders and limits.
         folder: The model that it serves, unless it is the first one.
+        shared: The trainer whose parameters it reads in place.
     """
 
-    def __init__(self, plugin: Plugin, models: Models, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        plugin: Plugin,
+        models: Models,
+        folder: Path | None = None,
+        shared: TrainBackend | None = None,
+    ) -> None:
         self.models = models
         self.capabilities: Capabilities = plugin.capabilities
         context = replace(models.context, model=folder or models.first)
-        self.engine: GenerateBackend = plugin.open_generate(context, None)
+        self.engine: GenerateBackend = plugin.open_generate(context, shared)
         self._loading: list[Loaded] = []
         self.vocab_size = int(self.reference(context.model).model.config.vocab_size)
 
@@ -153,9 +163,11 @@ class CheckedEngine:
             shares_prompt=f"0/{number}",
         )
 
-    def load(self, version: int, folder: Path) -> None:
-        """Has the engine load the weights of a folder, which it is to report by the next end."""
-        weights = weights_of(folder, version)
+    def load(self, version: int, folder: Path | None) -> None:
+        """Has the engine load weights, in place or of a folder, and report them by the next end."""
+        weights = Weights(version=version, kind=WeightsKind.IN_PLACE)
+        if folder is not None:
+            weights = weights_of(folder, version)
         self._loading.append(Loaded(version=version, checksum=weights.checksum))
         self.engine.load(weights)
 

@@ -22,6 +22,7 @@ from flowrl.ids import SampleId
 from flowrl.specs import AdamW
 from flowrl.specs.loss import cross_entropy
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
+from flowrl.testing.engine_checks import NotDeclared
 from flowrl.testing.reference_model import ReferenceModel, make_model, reference_of
 
 _ADAMW = AdamW(learning_rate=1e-3, eps=1e-3, max_grad_norm=0.0)
@@ -216,20 +217,35 @@ def _export(plugin: Plugin, models: Models) -> str:
         worst = _require_close(trainer, models, batch, folder, 1.0)
         if Service.GENERATE not in plugin.capabilities.services:
             return f"8 samples of the exported model, largest difference {worst:.1g}"
-        engine = CheckedEngine(plugin, models)
-        try:
-            engine.load(1, folder)
-            requests = [engine.request(i) for i in range(8)]
-            served = engine.require_served(
-                requests,
-                engine.finish(requests),
-                folder,
-                "the engine does not serve what the trainer learned",
-                instead={"the weights before the update": models.first},
-            )
-        finally:
-            engine.engine.close()
+        served = _served(CheckedEngine(plugin, models), models, folder)
     return f"16 samples of exported weights, largest difference {max(worst, served):.1g}"
+
+
+def _in_place(plugin: Plugin, models: Models) -> str:
+    if not plugin.capabilities.shares_weights:
+        raise NotDeclared("Capabilities.shares_weights is False")
+    with tempfile.TemporaryDirectory() as name, _opened(plugin, models) as trainer:
+        engine = CheckedEngine(plugin, models, shared=trainer)
+        _update(trainer, _batch(engine.vocab_size))
+        trainer.export(Path(name))
+        worst = _served(engine, models, Path(name), in_place=True)
+    return f"8 samples of the trainer's parameters, largest difference {worst:.1g}"
+
+
+def _served(engine: CheckedEngine, models: Models, folder: Path, in_place: bool = False) -> float:
+    """Returns the difference of samples that an engine generates with weights that it loads."""
+    try:
+        engine.load(1, None if in_place else folder)
+        requests = [engine.request(i) for i in range(8)]
+        return engine.require_served(
+            requests,
+            engine.finish(requests),
+            folder,
+            "the engine does not serve what the trainer learned",
+            instead={"the weights before the update": models.first},
+        )
+    finally:
+        engine.engine.close()
 
 
 def _peak_bytes(action: Callable[[], object]) -> int:
@@ -276,6 +292,7 @@ TRAINER_CHECKS: dict[str, Callable[[Plugin, Models], str]] = {
     "micro-batches": _micro_batches,
     "save and restore": _restore,
     "export": _export,
+    "weights in place": _in_place,
     "large vocabulary": _large_vocabulary,
 }
 """By what `flowrl backends check` calls them, in their order."""

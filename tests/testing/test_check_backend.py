@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,18 @@ def old_export(trainer: TorchTrainer) -> None:
     trainer.export = stale  # type: ignore[method-assign]
 
 
+def unshared(trainer: TorchTrainer) -> None:
+    """Updates a copy of the parameters that an engine reads."""
+    update, seen = trainer.update, trainer.model
+
+    def elsewhere(batch: Any, spec: Any) -> Any:
+        trainer.model = deepcopy(seen)
+        trainer.begin(AdamW(learning_rate=1e-3), 8)
+        return update(batch, spec)
+
+    trainer.update = elsewhere  # type: ignore[method-assign]
+
+
 def forgotten_moments(trainer: TorchTrainer) -> None:
     restore = trainer.restore
 
@@ -172,6 +185,7 @@ class FaultyTrainers:
         (forgotten_moments, "save and restore", "weights differ after save, restore"),
         (old_export, "gradients", "weights after one AdamW update differ"),
         (old_export, "export", "logprobs differ by up to"),
+        (unshared, "weights in place", "and are those of the weights before the update"),
     ],
 )
 def test_a_fault_of_a_trainer_is_found(models: Models, change: Any, check: str, found: str):
