@@ -166,9 +166,6 @@ def _options(
 
     Args:
         max_response_tokens: Of the longest response; of the longest episode with its observations.
-
-    Raises:
-        ConfigError, DataError: lengths, pins or environments that cannot be, or cannot be read.
     """
     plan, longest = loaded.config.plan, loaded.config.data.max_prompt_tokens
     generates = stage.graph.of_op(Op.GENERATE)
@@ -242,9 +239,6 @@ def _environments(
 
     Args:
         environments: The roles of the stage with which policies exchange turns.
-
-    Raises:
-        ConfigError: a role that there is not, or that is no environment.
     """
     requests = {}
     for role, given in loaded.config.plan.environments.items():
@@ -281,9 +275,6 @@ def _pins(loaded: LoadedConfig) -> tuple[Pin, ...]:
     """Reads pins in both forms: `{rollout: {tp: 2}}`, and `rollout.tp=2` of the command line.
 
     The planner checks their values.
-
-    Raises:
-        ConfigError: some name no field; one error for all of them.
     """
     pins, problems = list[Pin](), list[ConfigError]()
     waiting: list[tuple[str, object]] = list(reversed(loaded.config.plan.pins.items()))

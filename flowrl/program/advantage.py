@@ -183,11 +183,7 @@ def reinforce_pp(
 def _process_rewards(
     name: str, scores: Scores | None, token_rewards: TokenRewards | None
 ) -> ProcessRewards:
-    """Says which rewards an advantage has.
-
-    Raises:
-        TraceError: It has neither scores nor rewards of tokens.
-    """
+    """Says which rewards an advantage has."""
     if token_rewards is None:
         if scores is None:
             raise Call(f"fl.advantage.{name}").refuse(

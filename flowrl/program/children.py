@@ -79,11 +79,7 @@ def prompts_of(
 
 
 def _rule(call: Call, template: str | None, opponent: int | None, cut: object) -> PromptsSpec:
-    """Returns what makes the prompts.
-
-    Raises:
-        TraceError: There is not one rule, or its values are wrong.
-    """
+    """Returns what makes the prompts."""
     if cut is None:
         call.check("opponent", opponent, Count | None)
         text = PromptTemplate(text=template, opponent=opponent)  # type: ignore[arg-type]
@@ -163,11 +159,7 @@ def mean_of_children(values: _Values) -> _Values:
 
 
 def _numbers(call: Call, values: object) -> Read:
-    """Returns values that samples may hand on.
-
-    Raises:
-        TraceError: They are neither scores nor advantages nor what a map gave.
-    """
+    """Returns values that samples may hand on."""
     if not isinstance(values, Scores | Advantages | Mapped):
         raise call.refuse(
             "values",

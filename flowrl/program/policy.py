@@ -222,11 +222,7 @@ class Policy(Role):
 
 
 def _sampling_attrs(call: Call, n: int | None, options: SamplingOptions) -> dict[str, Attr]:
-    """Returns the attributes of a `generate` node, made by an operation.
-
-    Raises:
-        TraceError: A value is of the wrong type or out of its bounds.
-    """
+    """Returns the attributes of a `generate` node, made by an operation."""
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     sampling, grammar = given.pop("sampling", None), given.pop("grammar", None)
     call.check("n", n, Count | None)

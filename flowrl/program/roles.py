@@ -80,12 +80,7 @@ class Role:
         return f"<fl.{type(self).__name__} {self.name}{after}>"
 
     def _begin(self, op: Op) -> Tracer:
-        """Returns the trace that an operation of the role is added to.
-
-        Raises:
-            TraceError: No workflow is being traced, or another one than the role's; or the weights
-                that it asks for are not those that the role has at this place of the step.
-        """
+        """Returns the trace that an operation of the role is added to."""
         call = Call(f"{self.name}.{op}")
         if active_tracer() is None and not self._tracer.closed:
             raise trace_error(
@@ -131,9 +126,6 @@ class Role:
         Args:
             attrs: Further attributes of the node.
             source: The user's line, where it is another than that of the call.
-
-        Raises:
-            TraceError: A loss or a penalty is none, or a value of it is out of its bounds.
         """
         tracer, call = self._begin(Op.UPDATE), Call(f"{self.name}.update")
         if loss is not None:
