@@ -87,8 +87,8 @@ class Capabilities:
         user_environment: True if its environment is the class that `roles.NAME.environment` names.
         seeds: True if sampling response token t depends on `GenerateRequest.seed` and t alone. If
             it does not, a repeated request gives another sample of the same distribution.
-        sampling: The options of `flowrl.specs.Sampling` that change the distribution and that its
-            engine follows; a workflow that asks for another one is refused.
+        sampling: The options of `flowrl.specs.Sampling` that its engine follows: those that change
+            the distribution, and `stop`. A workflow that asks for another one is refused.
     """
 
     services: frozenset[Service]

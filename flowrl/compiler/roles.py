@@ -18,6 +18,7 @@ from flowrl.passes.settle_truncation import changed_options
 from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
+from flowrl.specs import Sampling
 from flowrl.wording import listing, suggestion
 
 _SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
@@ -232,6 +233,8 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
     for node in stage.graph.of_op(Op.GENERATE, Op.SYNC, Op.UPDATE):
         changed = changed_options(node)
         kind = changed.pop("grammar", None)
+        if isinstance(sampling := node.attr("sampling"), Sampling) and sampling.stop:
+            changed["stop"] = sampling.stop
         edge = stage.graph.feeding(node.id, "weights")
         source = None if edge is None else stage.graph.node(edge.src).role
         average = "average" if node.attr("decay") else None

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from flowrl.config.data import DataConfig, DataSource, OneSource, single_sources
 from flowrl.config.executors import ExecutorName
@@ -46,6 +46,13 @@ def _greedy_or_warm(value: float) -> float:
 Temperature: TypeAlias = Annotated[Float, AfterValidator(_greedy_or_warm)]
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StopText: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
 class SamplingConfig(Section):
     """Options of sampling; see `flowrl.specs.Sampling`."""
 
@@ -56,6 +63,7 @@ class SamplingConfig(Section):
     repetition_penalty: Float = Field(default=1.0, gt=0)
     min_tokens: Int = Field(default=0, ge=0)
     max_tokens: Int = Field(default=256, ge=1, le=1 << 24)
+    stop: Annotated[tuple[StopText, ...], BeforeValidator(_listed)] = ()
 
     @model_validator(mode="after")
     def _a_response_can_stop(self) -> Self:

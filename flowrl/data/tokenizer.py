@@ -222,6 +222,11 @@ class Tokenizer:
         """Returns the text of tokens from the beginning of a sample on, without special tokens."""
         return self._decode(np.asarray(ids, np.int64), self._fast)
 
+    def without_end(self, ids: Ints) -> Ints:
+        """Returns the tokens of a response without the stop token that it ends with, if any."""
+        ends = len(ids) > 0 and int(ids[-1]) in self.stop_ids
+        return ids[:-1] if ends else ids
+
     def visible(self, ids: Sequence[int] | Ints) -> str:
         """Returns the text of tokens from the beginning of a sample on, special tokens included."""
         return self._decode(np.asarray(ids, np.int64), self._fast, skip_special=False)

@@ -61,7 +61,7 @@ STATE = _field("state", DType.INT64, Unit.TOKENS)
 WEIGHTS = _field("weights", DType.MODEL, Unit.ROLES)
 
 SAMPLING_OPTIONS: Mapping[str, tuple[type, ...]] = {
-    option.name: (float, int) if isinstance(option.default, float) else (int,)
+    option.name: (float, int) if isinstance(option.default, float) else (type(option.default),)
     for option in fields(Sampling)
     if option.name != "logprobs"
 }

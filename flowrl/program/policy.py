@@ -66,6 +66,7 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float | None
     min_tokens: int | None
     max_tokens: int | None
+    stop: str | Sequence[str] | None
     grammar: Grammar | None
 
 

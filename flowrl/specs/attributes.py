@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +55,9 @@ class Sampling(Spec):
             4.1); 1 changes nothing.
         min_tokens: The number of response tokens before which stop tokens are forbidden.
         max_tokens: The maximum number of response tokens, the stop token included.
+        stop: Texts that end a response: it ends with the token that completes the first of them,
+            from `min_tokens` on, and keeps the text. Given as one text or as a list, and held as
+            JSON; `stops` has them.
         logprobs: `model` gives those before the options above from `top_p` to `min_tokens`;
             `sampler` those of the distribution that tokens are sampled from, after all options, and
             a trainer repeats the transformation (`flowrl.backend.batch`).
@@ -69,7 +73,22 @@ class Sampling(Spec):
     repetition_penalty: Annotated[float, Range(low=0.0, above=True, finite=True)] = 1.0
     min_tokens: CountFromZero = 0
     max_tokens: Count = 256
+    stop: str = option("")
     logprobs: LogprobsOf = option("model")
+
+    def __post_init__(self) -> None:
+        given: object = self.stop
+        if given == "" or (isinstance(given, str) and _texts_held(given)):
+            return
+        texts = [given] if isinstance(given, str) else given
+        if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+            held = json.dumps(list(texts), ensure_ascii=False) if texts else ""
+            object.__setattr__(self, "stop", held)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end a response."""
+        return _texts_held(self.stop)
 
     @property
     def cuts(self) -> bool:
@@ -91,6 +110,18 @@ class Sampling(Spec):
         if 0 < self.temperature < MIN_TEMPERATURE:
             expected = f"0 (greedy) or a number from {MIN_TEMPERATURE:g} up"
             yield "temperature", self.temperature, expected
+        if "" in self.stops:
+            yield "stop", list(self.stops), "texts of at least one character"
+
+
+def _texts_held(stop: str) -> tuple[str, ...]:
+    """Returns the texts of `Sampling.stop`; none of anything else."""
+    if not stop.startswith("["):
+        return ()
+    try:
+        return tuple(text for text in json.loads(stop) if isinstance(text, str))
+    except ValueError:  # one text that begins so
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

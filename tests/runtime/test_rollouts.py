@@ -134,6 +134,9 @@ class Scoring:
 class Words:
     """A tokenizer: tokens as numbers."""
 
+    def without_end(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens[:-1] if tokens[-1] == EOS else tokens
+
     def decode_many(self, responses: Sequence[np.ndarray]) -> list[str]:
         return [" ".join(map(str, tokens.tolist())) for tokens in responses]
 

@@ -57,6 +57,7 @@ from flowrl_backends.torch.rows import RowTable, Run
 from flowrl_backends.torch.sampler import RowOptions, draw
 from flowrl_backends.torch.selfcheck import check_decoder
 from flowrl_backends.torch.slots import KVSlots
+from flowrl_backends.torch.stop_texts import StopTexts
 from flowrl_backends.torch.weights import load_weights
 
 _STEPS_PER_POLL = 32
@@ -112,6 +113,7 @@ class TorchEngine:
             self._stops = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
             self._stops[list(context.stop_token_ids)] = True
         self._grammars: Grammars | None = None
+        self._stop_texts: StopTexts | None = None
         # Derived from the rows; `_rows_changed` makes them.
         self._options = RowOptions()
         self._longest = 0
@@ -119,6 +121,7 @@ class TorchEngine:
         self._until_limit = 0
         self._forbid_until = 0
         self._constrained = False
+        self._ends_by_text = False
 
     @property
     def num_slots(self) -> int:
@@ -148,6 +151,8 @@ class TorchEngine:
                 if request.grammar is not None:
                     self._grammars = self._grammars or Grammars(self._context, self._vocab_size)
                     self._grammars.check(request.grammar)
+                if request.sampling.stop:
+                    self._stop_texts = self._stop_texts or StopTexts(self._context.model)
             before = request
             if request.sample in self._live or request.sample in new:
                 raise BackendError(
@@ -311,7 +316,7 @@ class TorchEngine:
         rows.write(tokens, logprobs)
         self._longest += 1
         self._until_limit -= 1
-        stopped = self._stops[tokens] if self._stops is not None else None
+        stopped = self._stopped(range(n), tokens)
         if self._until_limit == 0 or (stopped is not None and bool(stopped.any())):
             self._finish_rows(range(n), stopped)
 
@@ -341,8 +346,21 @@ class TorchEngine:
                     run.grammar.take(token)
         return tokens, logprobs
 
+    def _stopped(self, drawn: range, tokens: Tensor) -> Tensor | None:
+        """Returns bool `[n]`, true at rows that end with these tokens; None where none can."""
+        stopped = None if self._stops is None else self._stops[tokens]
+        if not self._ends_by_text:
+            return stopped
+        runs = self._rows.runs[drawn.start : drawn.stop]
+        complete = [
+            run.stop is not None and run.stop.take(token)
+            for run, token in zip(runs, tokens.tolist(), strict=True)
+        ]
+        by_text = torch.tensor(complete, device=self._device)
+        return by_text if stopped is None else stopped | by_text
+
     def _finish_rows(self, rows: range, stopped: Tensor | None) -> None:
-        """Ends those of `rows` that sampled a stop token or reached their maximum length."""
+        """Ends those of `rows` that have `stopped` or reached their maximum length."""
         span = slice(rows.start, rows.stop)
         full = self._rows.count[span] >= self._rows.limit[span]
         stop = np.zeros_like(full) if stopped is None else stopped.cpu().numpy()
@@ -366,17 +384,17 @@ class TorchEngine:
         if not taken:
             return
         rows, uniform = self._rows.enter(taken)
-        self._begin_grammars(rows)
+        self._begin_texts(rows)
         logits = self._prefill.fill(self._rows.runs, rows)
         self._options = self._rows.options(rows)
         self._forbid_until = 1
         tokens, logprobs = self._draw(logits, rows, uniform)
         self._rows.begin(rows, tokens, logprobs)
         self._rows_changed()
-        self._finish_rows(rows, None if self._stops is None else self._stops[tokens])
+        self._finish_rows(rows, self._stopped(rows, tokens))
 
-    def _begin_grammars(self, rows: range) -> None:
-        """Advances the grammars of new rows by their kept responses."""
+    def _begin_texts(self, rows: range) -> None:
+        """Advances grammars and stop texts of new rows by their kept responses."""
         self._constrained = False
         for row in rows:
             run = self._rows.runs[row]
@@ -386,6 +404,8 @@ class TorchEngine:
                 own = request.response[request.grammar_from :]
                 run.grammar = self._grammars.begin(request.grammar, own, f"sample {request.sample}")
                 self._constrained = True
+            if self._stop_texts is not None:
+                run.stop = self._stop_texts.begin(request)
 
     def _leave(self, rows: list[int], reasons: Sequence[FinishReason]) -> None:
         ends, sources, targets = self._rows.leave(rows, reasons)
@@ -428,6 +448,7 @@ class TorchEngine:
         self._until_limit = int((limit - count).min())
         self._options = self._rows.options(range(n))
         self._constrained = any(run.grammar is not None for run in self._rows.runs)
+        self._ends_by_text = any(run.stop is not None for run in self._rows.runs)
         self._forbid_until = 0
         if self._options.min_tokens is not None:
             left = self._options.min_tokens.cpu().numpy() - count

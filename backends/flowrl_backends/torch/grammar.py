@@ -242,7 +242,7 @@ def token_bytes(folder: Path) -> tuple[dict[int, bytes], FastTokenizer]:
             found[token] = _from_piece(word)
         else:
             raise BackendError(
-                "the bytes of this tokenizer's tokens are not known, so no grammar can be held to",
+                "the bytes of this tokenizer's tokens are not known, which grammars and stops need",
                 where=str(path),
                 found=f"decoder {', '.join(sorted(kinds)) or 'none'}",
                 expected="ByteLevel, or ByteFallback with pieces that are merely joined",

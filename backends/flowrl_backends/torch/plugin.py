@@ -58,6 +58,7 @@ class TorchPlugin(BasePlugin):
         ),
         recompute=frozenset({"full"}),
         ranks=True,
+        sampling=frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop"}),
         updates=frozenset({"average", "reset", "sum"}),
     )
 

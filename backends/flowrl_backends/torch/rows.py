@@ -23,6 +23,7 @@ from flowrl.specs import FinishReason, Sampling
 from flowrl_backends.torch.grammar import GrammarState
 from flowrl_backends.torch.noise import uniforms
 from flowrl_backends.torch.sampler import RowOptions, row_options
+from flowrl_backends.torch.stop_texts import StopText
 
 WINDOW = 64
 """Steps whose tokens stay on the device before the host reads them."""
@@ -38,6 +39,7 @@ class Run:
         kept: The tokens that the sampler kept at each token, unread ones included; empty at a token
             where all were kept. Only for requests that report them.
         grammar: The state of the grammar; None without a grammar.
+        stop: What its text is looked for; None where no text ends it.
         filled: The weights that computed the prompt's keys; see `Decoder.weights_seen`.
     """
 
@@ -48,6 +50,7 @@ class Run:
     spans: list[list[int]] = field(default_factory=list)
     kept: list[npt.NDArray[np.int32]] = field(default_factory=list)
     grammar: GrammarState | None = None
+    stop: StopText | None = None
     filled: int = -1
 
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:

@@ -23,7 +23,6 @@ from flowrl.errors import DataError
 from flowrl.graph import Node
 from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.driver.payloads import Payload
-from flowrl.specs import FinishReason
 from flowrl.specs.cut import CutSpec, most_before
 from flowrl.specs.prompts import PromptTemplate
 
@@ -115,9 +114,10 @@ class ChildPrompts:
             continued = payload.item.num_continued + before
             ids = np.concatenate([payload.item.prompt_ids, payload.tokens[:before]])
         else:
-            tokens = {"prompt": payload.asked, "response": _said(payload)}
+            said = self._tokenizer.without_end
+            tokens = {"prompt": payload.asked, "response": said(payload.response)}
             if opponent is not None:
-                tokens["opponent"] = _said(opponent)
+                tokens["opponent"] = said(opponent.response)
             pieces = self._pieces(payload.item.row)
             ids = np.concatenate([tokens[p] if isinstance(p, str) else p for p in pieces])
         return PromptItem(
@@ -179,12 +179,6 @@ class ChildPrompts:
                 self._encoded.clear()
             self._encoded[text, first] = known
         return known
-
-
-def _said(payload: Payload) -> Ints:
-    """Returns the tokens of a response, without the stop token that ended it."""
-    ended = payload.finish is FinishReason.STOP
-    return payload.response[:-1] if ended else payload.response
 
 
 _REMEMBERED = 4096

@@ -139,9 +139,7 @@ class CollectedBatch:
 
 def decode_responses(tokenizer: Tokenizer, payloads: Sequence[Payload]) -> None:
     """Gives samples their text, without the stop token."""
-    texts = tokenizer.decode_many(
-        [p.response[:-1] if p.finish is FinishReason.STOP else p.response for p in payloads]
-    )
+    texts = tokenizer.decode_many([tokenizer.without_end(p.response) for p in payloads])
     for payload, text in zip(payloads, texts, strict=True):
         payload.text = text
 

@@ -37,9 +37,8 @@ class Texts:
         """
         if payload.text or payload.finish is not None:
             return payload.text
-        tokenizer, tokens = self._tokenizers[origin], payload.tokens
-        ends = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
-        return tokenizer.decode_many([tokens[:-1] if ends else tokens])[0]
+        tokenizer = self._tokenizers[origin]
+        return tokenizer.decode_many([tokenizer.without_end(payload.tokens)])[0]
 
     def step_ends(self, samples: SampleSet, separator: str) -> Mask:
         """Returns bool `[T]`, true at the last token of each step of a response.
@@ -51,9 +50,8 @@ class Texts:
         ends = np.zeros(len(sequences.tokens), np.bool_)
         for number, payload in enumerate(samples.payloads):
             tokens = payload.tokens
-            stopped = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
             places = tokenizer.ends_of(separator, tokens)
-            before_stop = len(tokens) - (2 if stopped else 1)
+            before_stop = len(tokenizer.without_end(tokens)) - 1
             if before_stop >= 0 and before_stop not in places:
                 places.append(len(tokens) - 1)
             begin = int(sequences.offsets[number + 1]) - len(tokens)

@@ -497,9 +497,8 @@ class EpisodeEngine:
                     )
                 )
         made = [pair for pair in ended if not self._is_aborted(*pair)]
-        texts = self._tokenizer.decode_many(
-            [t.tokens[:-1] if t.reason is FinishReason.STOP else t.tokens for _, t in made]
-        )
+        said = [self._tokenizer.without_end(turn.tokens) for _, turn in made]
+        texts = self._tokenizer.decode_many(said)
         for (episode, turn), text in zip(made, texts, strict=True):
             self._hand_over(episode, turn, text)
         return progress
