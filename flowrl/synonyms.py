@@ -126,7 +126,10 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         ),
         "seed=... in the config": "seed",
     },
-    "Sampling() generate()": {"min_tokens": "minlength minnewtokens"},
+    "Sampling() generate()": {
+        "min_tokens": "minlength minnewtokens",
+        "stop": "stopsequences stopstrings stopwords",
+    },
     "generate() interact()": {
         "n": "numgenerations numreturnsequences numsamples groupsize rollouts samples",
         'grammar=fl.grammar.regex("...")': "regex guidedregex",

@@ -140,7 +140,8 @@ class GenerateRequest:
         grammar: What is held to by the response tokens from `grammar_from` on; None by nothing. One
             that ends with a stop token is of the grammar, another is the beginning of one. Logprobs
             are those before it, as before all that changes the distribution.
-        grammar_from: Response tokens before the constrained text, such as earlier turns.
+        grammar_from: Response tokens before the constrained text, such as earlier turns; texts of
+            `sampling.stops` are looked for after them too.
     """
 
     sample: SampleId

@@ -351,6 +351,9 @@ def test_an_option_that_the_engine_does_not_follow_is_refused(monkeypatch):
     error = refused(programs.grpo, settings)
     assert "actor.generate asks actor to sample with min_tokens=2, which backend" in error.what
     assert error.found == "it can top_k"
+    settings["train"] |= {"sampling": {"top_k": 8, "stop": "</answer>"}}
+    error = refused(programs.grpo, settings)
+    assert 'actor.generate asks actor to sample with stop=["</answer>"], which' in error.what
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def refusal(use: Use) -> TraceError:
         (lambda r, s, a, *_: a.generate(r, max_new_tokens=7), "write max_tokens=..."),
         (lambda r, s, a, *_: a.generate(r, num_generations=8), "write n=..."),
         (lambda r, s, a, *_: a.generate(r, topp=0.9), "did you mean 'top_p'?"),
-        (lambda r, s, a, *_: a.generate(r, stop="x"), "leave stop out"),
+        (lambda r, s, a, *_: a.generate(r, echo=True), "leave echo out"),
         (lambda r, s, a, *_: a.update(r, s, beta=0.1), "write kl=fl.kl.k3(0.001)"),
         (lambda r, s, a, *_: a.update(r, s, lr=1e-3), "write train.optimizer.learning_rate in"),
         (lambda r, s, a, *_: a.update(r, scores=s), "write rewards=..."),

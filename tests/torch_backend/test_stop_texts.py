@@ -67,15 +67,15 @@ def test_texts_are_held_as_one_value_that_is_read_back():
 @pytest.mark.parametrize("engines", ["roles.actor.num_engines=1", "roles.actor.num_engines=2"])
 def test_samples_of_a_run_end_with_their_stop_text(tmp_path: Path, engines: str):
     overrides = ["stages=[grpo]", "train.steps=1", "eval.every=0", engines]
-    stop = ["train.sampling.stop=['1', '=']", *overrides]
+    stop = ["train.sampling.stop=['+', '=']", *overrides]
     run = fl.run(None, tiny_config(tmp_path), overrides=stop, display=WatchedDisplay())
     samples = list(read_json_lines(run.folder / "samples.jsonl"))
-    ended = [s for s in samples if set("1=") & set(s["response"])]
+    ended = [s for s in samples if set("+=") & set(s["response"])]
     assert len(ended) > 3
     for sample in ended:
         assert sample["finish"] == "stop"
-        assert sample["response"][-1] in "1="
-        assert not set("1=") & set(sample["response"][:-1])
+        assert sample["response"][-1] in "+="
+        assert not set("+=") & set(sample["response"][:-1])
 
 
 def test_an_empty_stop_text_is_refused(tmp_path: Path):
