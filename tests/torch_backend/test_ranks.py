@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from flowrl.backend.batch import TrainBatch
-from flowrl.backend.protocols import Head, OptimizerStep, PolicyContext
+from flowrl.backend.protocols import Head, OptimizerStep, PolicyContext, Service
 from flowrl.errors import BackendError
 from flowrl.runtime.local.ranks import Ranks
 from flowrl.specs import KL, AdamW, LossSpec
 from flowrl.specs.loss import PolicyLoss, bradley_terry, dpo, value_clip
+from flowrl.testing.backend_check import run_checks
+from flowrl_backends.torch.plugin import TorchPlugin
 from flowrl_backends.torch.trainer import TorchTrainer
 from tests.algo.loss_cases import LOSSES
 from tests.torch_backend.test_pairs import pairs
@@ -211,6 +213,45 @@ def test_a_critic_is_that_of_one_process(
         np.testing.assert_allclose(
             getattr(several, method)(rows), getattr(one, method)(rows), rtol=1e-5, atol=1e-6
         )
+
+
+def test_gradients_of_bfloat16_are_as_near_to_float32_as_those_of_one_process(
+    qwen: Path, ranks: Open, tmp_path: Path
+) -> None:
+    batch = training(groups=5)
+    _trained(TorchTrainer(context(qwen)), batch, tmp_path / "float32", micro_batch=3)
+    one = TorchTrainer(context(qwen, dtype="bfloat16"))
+    _trained(one, batch, tmp_path / "one", micro_batch=3)
+    _trained(ranks(qwen, dtype="bfloat16"), batch, tmp_path / "several", micro_batch=3)
+
+    def distance(name: str) -> float:
+        exact, found = _state(tmp_path / "float32"), _state(tmp_path / name)
+        moments = [key for key in exact if key.startswith("optimizer.exp_avg.")]
+        assert len(moments) > 10
+        return max(
+            float((found[key] - exact[key]).abs().max() / exact[key].abs().max()) for key in moments
+        )
+
+    assert 0 < distance("several") < 1.5 * distance("one") < 0.05
+
+
+class _TwoRanks(TorchPlugin):
+    """The torch trainer as two ranks."""
+
+    capabilities = replace(TorchPlugin.capabilities, services=frozenset({Service.TRAIN}))
+
+    def open_train(self, context: PolicyContext) -> Any:
+        own = replace(context, layout={"dp": 2}, options={}, engine_options={})
+        return Ranks("torch", own, start_timeout_s=120.0, timeout_s=60.0)
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_the_promises_of_a_trainer() -> None:
+    results = list(run_checks(_TwoRanks()))
+    assert {result.name: result.found for result in results if result.status == "failed"} == {}
+    assert {"gradients", "micro-batches", "save and restore", "export"} <= {
+        result.name for result in results if result.status == "passed"
+    }
 
 
 def test_recomputed_layers_have_the_same_gradients(qwen: Path, ranks: Open, tmp_path: Path) -> None:

@@ -74,17 +74,17 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="flowrl-ranks-")
         size, module = num_ranks(context), "flowrl.runtime.local.rank_worker"
         self._channels = [ProcessChannel(module, output) for _ in range(size)]
-        for number, channel in enumerate(self._channels):
-            rank = Rank(
-                number=number,
-                size=size,
-                rendezvous=Path(self._folder.name) / "rendezvous",
-                timeout_s=timeout_s,
-            )
-            channel.send(("open", plugin, replace(context, rank=rank)))
         try:
+            for number, channel in enumerate(self._channels):
+                rank = Rank(
+                    number=number,
+                    size=size,
+                    rendezvous=Path(self._folder.name) / "rendezvous",
+                    timeout_s=timeout_s,
+                )
+                channel.send(("open", plugin, replace(context, rank=rank)))
             self._result("open", time.monotonic() + start_timeout_s)
-        except FlowError:
+        except BaseException:
             self.close()
             raise
 
