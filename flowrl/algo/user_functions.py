@@ -18,11 +18,8 @@ from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import FlowError, TraceError
 from flowrl.specs.advantage import OwnAdvantage
 from flowrl.specs.maps import OwnMap
-from flowrl.specs.user_functions import (
-    NO_DEBUGGER,
-    Options,
-    load_function,
-)
+from flowrl.specs.user_functions import NO_DEBUGGER, Options
+from flowrl.user_files import load_function
 from flowrl.user_lines import definition_of, user_line_of
 from flowrl.wording import suggestion
 

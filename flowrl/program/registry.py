@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flowrl.errors import ConfigError
 from flowrl.program.workflow import Workflow
-from flowrl.specs.user_functions import import_file
+from flowrl.user_files import import_file
 from flowrl.wording import listing, suggestion
 
 GROUP = "flowrl.graphs"

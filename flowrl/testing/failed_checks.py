@@ -8,7 +8,7 @@ from flowrl.errors import TraceError
 from flowrl.specs import LossSpec, MapSpec
 from flowrl.specs.loss import OwnLoss
 from flowrl.specs.maps import OwnMap
-from flowrl.specs.user_functions import load_function
+from flowrl.user_files import load_function
 from flowrl.user_lines import definition_of
 
 

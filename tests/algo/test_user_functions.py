@@ -13,7 +13,7 @@ import pytest
 
 from flowrl.errors import TraceError
 from flowrl.specs import loss
-from flowrl.specs.user_functions import load_function, reference_of
+from flowrl.user_files import load_function, reference_of
 from tests.algo import own_functions
 
 LOSS = """
@@ -106,7 +106,7 @@ def test_a_function_of_the_running_script_is_found_in_it(tmp_path: Path) -> None
     script = tmp_path / "script.py"
     script.write_text(
         "print('run')\n"
-        "from flowrl.specs.user_functions import load_function, reference_of\n"
+        "from flowrl.user_files import load_function, reference_of\n"
         "def mine(x): return x\n"
         "reference = reference_of(mine, kind='loss')\n"
         "assert load_function(reference) is mine\n"
@@ -121,7 +121,7 @@ def test_a_function_of_the_running_script_is_found_in_it(tmp_path: Path) -> None
 
 def test_a_function_without_a_file_belongs_to_the_running_process(tmp_path: Path) -> None:
     code = (
-        "from flowrl.specs.user_functions import load_function, reference_of\n"
+        "from flowrl.user_files import load_function, reference_of\n"
         "def mine(x): return x\n"
         "reference = reference_of(mine, kind='loss')\n"
         "assert load_function(reference) is mine\n"

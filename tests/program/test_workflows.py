@@ -21,8 +21,8 @@ from flowrl.passes import Context, run_passes
 from flowrl.plan.show.plan import plan_text
 from flowrl.program.registry import load_workflow
 from flowrl.specs import PolicyClip
-from flowrl.specs.user_functions import import_file
 from flowrl.testing import check_map
+from flowrl.user_files import import_file
 from flowrl.viz import render
 from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo

@@ -17,7 +17,7 @@ from flowrl.backend.environment import (
 from flowrl.config.user_functions import ENVIRONMENT_OFFERS
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.specs.user_functions import callable_in
+from flowrl.user_files import callable_in
 from flowrl.user_lines import definition_of
 from flowrl.wording import listing, suggestion
 from flowrl_backends.environment.step import Step

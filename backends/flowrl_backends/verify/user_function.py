@@ -23,7 +23,7 @@ from flowrl.config.reward_signatures import (
     signature_of,
 )
 from flowrl.errors import RewardError
-from flowrl.specs.user_functions import callable_in
+from flowrl.user_files import callable_in
 from flowrl.wording import listing, suggestion
 
 _MAX_CONCURRENT = 16

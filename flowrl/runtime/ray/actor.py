@@ -40,7 +40,7 @@ from flowrl.runtime.ray import ENDED, OUTPUT
 from flowrl.runtime.spans import SPANS
 from flowrl.runtime.stored_tokens import StoredRows
 from flowrl.runtime.transfer.weight_folders import WeightFolders
-from flowrl.specs.user_functions import COPIES
+from flowrl.user_files import COPIES
 
 VISIBLE_DEVICES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVICES"}
 """The variable that limits a process to some accelerators, by Ray's name of their kind."""

@@ -21,13 +21,8 @@ from typing import Any, ClassVar, get_args
 from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
 from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
 from flowrl.specs.names import operation
-from flowrl.specs.user_functions import (
-    Options,
-    change_options,
-    declared_options,
-    names_among,
-    reference_of,
-)
+from flowrl.specs.user_functions import Options, change_options, declared_options, names_among
+from flowrl.user_files import reference_of
 from flowrl.user_lines import trace_error
 
 FIELDS = (
