@@ -5,6 +5,7 @@ from flowrl.testing import check_backend, check_loss, check_map
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,19 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["check_backend", "check_loss", "check_map"]
 
 
+_MODULES = {"check_backend": "backend_check", "check_loss": "loss_check", "check_map": "map_check"}
+
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
     def __getattr__(name: str) -> object:
-        if name == "check_loss":  # it imports torch, which not everything here needs
-            from flowrl.testing.loss_check import check_loss
-
-            return check_loss
-        if name == "check_backend":
-            from flowrl.testing.backend_check import check_backend
-
-            return check_backend
-        if name == "check_map":
-            from flowrl.testing.map_check import check_map
-
-            return check_map
-        raise AttributeError(f"module 'flowrl.testing' has no attribute '{name}'")
+        if name not in _MODULES:
+            raise AttributeError(f"module 'flowrl.testing' has no attribute '{name}'")
+        # Not before it is asked for, as some of them import torch.
+        return getattr(import_module(f"flowrl.testing.{_MODULES[name]}"), name)

@@ -26,12 +26,7 @@ from flowrl.backend.protocols import (
 from flowrl.backend.weights import weights_of
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import Sampling
-from flowrl.testing.reference_model import (
-    ReferenceModel,
-    change_weights,
-    make_model,
-    reference_of,
-)
+from flowrl.testing.reference_model import change_weights, make_model, reference_of
 
 
 class CheckFailed(Exception):
@@ -138,11 +133,7 @@ class CheckedEngine:
         context = replace(models.context, model=folder or models.first)
         self.engine: GenerateBackend = plugin.open_generate(context, shared)
         self._loading: list[Loaded] = []
-        self.vocab_size = int(self.reference(context.model).model.config.vocab_size)
-
-    def reference(self, folder: Path) -> ReferenceModel:
-        """Returns the reference of a folder."""
-        return reference_of(folder)
+        self.vocab_size = int(reference_of(context.model).model.config.vocab_size)
 
     def request(self, number: int, **sampling: Any) -> GenerateRequest:
         """Returns a request whose prompt, of 4 to 19 tokens, and seed depend on `number` alone.
@@ -268,11 +259,11 @@ class CheckedEngine:
             return 0.0
         before = np.concatenate([request.prompt, request.response])
         tokens = np.concatenate([before, end.tokens])
-        expected = self.reference(folder).logprobs(
+        expected = reference_of(folder).logprobs(
             tokens,
             len(before),
             request.sampling.temperature,
-            older=None if older is None else self.reference(older),
+            older=None if older is None else reference_of(older),
             kept=kept,
         )
         return float(np.abs(expected - end.logprobs).max())

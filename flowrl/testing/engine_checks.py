@@ -16,6 +16,7 @@ from flowrl.backend.protocols import Finished, FinishReason, GenerateRequest
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.testing.checked_engine import CheckedEngine, CheckFailed
+from flowrl.testing.reference_model import reference_of
 
 FIRST, SECOND = 3, 4
 """The versions that the checks publish."""
@@ -23,6 +24,11 @@ FIRST, SECOND = 3, 4
 _BIASED = "importance ratios are wrong: the policy gradient is biased from the first step on"
 
 _UNSEEDED = "a run that is resumed, or loses an engine, does not repeat its samples"
+
+_NO_PROGRESS = (
+    "no poll reported that two requests had tokens before they ended",
+    "the scheduler cannot see which samples lag behind",
+)
 
 
 class NotDeclared(Exception):
@@ -41,7 +47,7 @@ def _logprobs(at: CheckedEngine) -> str:
 def _truncated(at: CheckedEngine) -> str:
     options = {"top_k": 4, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
     left_out = [name for name in options if name not in at.capabilities.sampling]
-    reference, worst, number = at.reference(at.models.first), 0.0, 100
+    reference, worst, number = reference_of(at.models.first), 0.0, 100
     for name, value in options.items():
         if name in left_out:
             continue
@@ -115,7 +121,7 @@ def _alone(at: CheckedEngine) -> str:
 def _greedy(at: CheckedEngine) -> str:
     requests = [at.request(i, temperature=0.0) for i in range(300, 308)]
     ends = at.finish(requests)
-    reference = at.reference(at.models.first)
+    reference = reference_of(at.models.first)
     for request in requests:
         end = ends[request.sample]
         tokens = np.concatenate([request.prompt, end.tokens])
@@ -161,10 +167,7 @@ def _abort(at: CheckedEngine) -> str:
 
     ends = at.finish(requests, during=stop)
     if not kept:
-        raise CheckFailed(
-            "no poll reported that two requests had tokens before they ended",
-            "the scheduler cannot see which samples lag behind",
-        )
+        raise CheckFailed(*_NO_PROGRESS)
     for sample, num_tokens in kept.items():
         end = ends[sample]
         if end.reason is not FinishReason.ABORT or len(end.tokens) < num_tokens:
@@ -258,10 +261,7 @@ def _published_in_flight(at: CheckedEngine) -> str:
     try:
         ends = at.finish(requests, during=publish)
         if not published:
-            raise CheckFailed(
-                "no poll reported that two requests had tokens before they ended",
-                "the scheduler cannot see which samples lag behind",
-            )
+            raise CheckFailed(*_NO_PROGRESS)
         worst = max(_across(at, request, ends[request.sample]) for request in requests)
         # New requests on prompts whose keys and values the old weights made.
         fresh = [at.request(i, min_tokens=8) for i in range(800, 804)]
@@ -290,7 +290,7 @@ def _across(at: CheckedEngine, request: GenerateRequest, end: Finished) -> float
         )
     old, prompt = spans.get(FIRST, 0), len(request.prompt)
     tokens = np.concatenate([request.prompt, end.tokens])
-    first, second = at.reference(at.models.first), at.reference(at.models.second)
+    first, second = reference_of(at.models.first), reference_of(at.models.second)
     before = first.logprobs(tokens[: prompt + old], prompt) - end.logprobs[:old]
     start = prompt + old
     if start == len(tokens):

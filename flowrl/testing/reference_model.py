@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from flowrl.backend.batch import Ints
 
@@ -104,9 +104,14 @@ def make_model(folder: Path, *, vocab_size: int = 256, tied: bool = False, **sha
             torch.nn.init.normal_(parameter, std=0.25)
     model.tie_weights()
     model.save_pretrained(folder)
-    vocabulary = {f"<{number}>": number for number in range(vocab_size)}
-    Tokenizer(models.WordLevel(vocabulary, unk_token="<0>")).save(str(folder / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<0>", "unk_token": "<0>"}
+    # A token of one byte each, the first one and those above 255 aside.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["<0>", *letters[1:], *(f"<{number}>" for number in range(256, vocab_size))]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<0>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
 
