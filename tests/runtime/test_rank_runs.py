@@ -11,7 +11,7 @@ import pytest
 
 from flowrl import api
 from flowrl.errors import PlanError, WorkerDied
-from flowrl.runtime.local.ranks import Ranks
+from flowrl.runtime.local.ranks import RankProcesses
 from tests.runtime.tiny_runs import (
     CtrlC,
     Outcome,
@@ -59,14 +59,14 @@ def test_a_run_of_two_ranks_that_is_stopped_ends_as_one_never_stopped(
 def test_the_death_of_a_rank_ends_the_run_which_can_be_resumed(
     straight: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Ranks] = []
-    init = Ranks.__init__
+    opened: list[RankProcesses] = []
+    init = RankProcesses.__init__
 
-    def noted(ranks: Ranks, *arguments: Any, **options: Any) -> None:
+    def noted(ranks: RankProcesses, *arguments: Any, **options: Any) -> None:
         init(ranks, *arguments, **options)
         opened.append(ranks)
 
-    monkeypatch.setattr(Ranks, "__init__", noted)
+    monkeypatch.setattr(RankProcesses, "__init__", noted)
 
     class Killer(WatchedDisplay):
         def step(self, metrics: Any, eta_s: float | None = None) -> None:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from flowrl.errors import BackendError, WorkerDied
-from flowrl.runtime.local.ranks import Ranks
+from flowrl.runtime.local.ranks import RankProcesses
 from tests.policy_contexts import policy_context
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    found: list[Ranks] = []
+    found: list[RankProcesses] = []
 
-    def open_ranks(size: int = 2, timeout_s: float = 60.0, **changes: Any) -> Ranks:
+    def open_ranks(size: int = 2, timeout_s: float = 60.0, **changes: Any) -> RankProcesses:
         context = policy_context(tmp_path, layout={"dp": size}, **changes)
         plugin = "tests.runtime.rank_plugin:plugin"
-        found.append(Ranks(plugin, context, start_timeout_s=60.0, timeout_s=timeout_s))
+        found.append(RankProcesses(plugin, context, start_timeout_s=60.0, timeout_s=timeout_s))
         return found[-1]
 
     yield open_ranks
@@ -83,7 +83,7 @@ def test_a_rank_that_fails_alone_ends_all_and_is_the_cause_from_then_on(
     assert not any(map(_is_there, pids))
 
 
-def test_a_rank_that_keeps_silent_after_another_has_answered_ends_all(
+def test_a_rank_that_keeps_silent_after_rank_0_has_answered_ends_all(
     opened: Callable[..., Any], tmp_path: Path
 ) -> None:
     ranks = opened(timeout_s=0.3)

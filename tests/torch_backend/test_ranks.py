@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from flowrl.backend.batch import TrainBatch
 from flowrl.backend.protocols import Head, OptimizerStep, PolicyContext, Service
 from flowrl.errors import BackendError
-from flowrl.runtime.local.ranks import Ranks
+from flowrl.runtime.local.ranks import RankProcesses
 from flowrl.specs import KL, AdamW, LossSpec
 from flowrl.specs.loss import PolicyLoss, bradley_terry, dpo, value_clip
 from flowrl.testing.backend_check import run_checks
@@ -41,13 +41,15 @@ Open: TypeAlias = Callable[..., Any]
 @pytest.fixture
 def ranks() -> Iterator[Open]:
     """Opens a trainer of several ranks."""
-    opened: list[Ranks] = []
+    opened: list[RankProcesses] = []
 
-    def open_ranks(folder: Path, size: int = 2, shard: str = "full", **changes: Any) -> Ranks:
+    def open_ranks(
+        folder: Path, size: int = 2, shard: str = "full", **changes: Any
+    ) -> RankProcesses:
         own: PolicyContext = context(
             folder, layout={"dp": size}, options={"shard": shard}, **changes
         )
-        opened.append(Ranks("torch", own, start_timeout_s=120.0, timeout_s=60.0))
+        opened.append(RankProcesses("torch", own, start_timeout_s=120.0, timeout_s=60.0))
         return opened[-1]
 
     yield open_ranks
@@ -242,7 +244,7 @@ class _TwoRanks(TorchPlugin):
 
     def open_train(self, context: PolicyContext) -> Any:
         own = replace(context, layout={"dp": 2}, options={}, engine_options={})
-        return Ranks("torch", own, start_timeout_s=120.0, timeout_s=60.0)
+        return RankProcesses("torch", own, start_timeout_s=120.0, timeout_s=60.0)
 
 
 @pytest.mark.slow

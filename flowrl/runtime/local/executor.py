@@ -20,7 +20,7 @@ from flowrl.runtime.groups import LocalGroup
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_process import open_engine_worker
-from flowrl.runtime.local.ranks import Ranks, num_ranks
+from flowrl.runtime.local.ranks import RankProcesses, num_ranks
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.scoring.pool import ScoringPool
 from flowrl.runtime.trainers import Trainer
@@ -65,7 +65,7 @@ class LocalExecutor:
 
     def _ranks(self, placement: Placement, context: PolicyContext) -> TrainBackend:
         with self._logs.output(f"{context.role}.train") as output:
-            ranks = Ranks(
+            ranks = RankProcesses(
                 placement.backend,
                 context,
                 start_timeout_s=self._runtime.start_timeout_s,

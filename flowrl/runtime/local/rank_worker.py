@@ -1,6 +1,6 @@
 """A rank of a trainer: `python -m flowrl.runtime.local.rank_worker SOCKET PARENT`.
 
-It is started by `flowrl.runtime.local.ranks.Ranks` and dies with the process that started it.
+`flowrl.runtime.local.ranks.RankProcesses` starts it, and it dies with the process that did.
 
     run -> rank    ("open", plugin, PolicyContext), once
                    ("call", pickled (method, arguments))

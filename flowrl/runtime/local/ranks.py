@@ -42,7 +42,7 @@ def num_ranks(context: PolicyContext) -> int:
     return math.prod(size for kind, size in context.layout.items() if kind != "ep")
 
 
-class Ranks:
+class RankProcesses:
     """See the module; it has the methods of `TrainBackend`.
 
     Lifecycle: it is open when all ranks are. They end with `close`, with the first rank that fails,
@@ -52,7 +52,7 @@ class Ranks:
         plugin: Name of a plug-in that trains, or `module:attribute` of one.
         start_timeout_s: Seconds in which all ranks must be open.
         timeout_s: Seconds for which ranks may wait for one another, and for the others' answers
-            when one has answered.
+            when rank 0 has answered.
         output: Where ranks print; by default this process's standard error.
 
     Raises:
@@ -115,7 +115,8 @@ class Ranks:
         """Returns rank 0's result of a call, when all ranks have answered.
 
         Args:
-            deadline: Monotonic time by which they must; infinite for `timeout_s` after the first.
+            deadline: Monotonic time by which they must; infinite for `timeout_s` after rank 0,
+                which may write files for longer than the others work.
         """
         answers: dict[int, Message] = {}
         everyone = set(range(len(self._channels)))
@@ -123,7 +124,7 @@ class Ranks:
             self._wait(everyone - answers.keys(), deadline)
             for number in everyone - answers.keys():
                 self._look(number, answers)
-            if answers and deadline == math.inf:
+            if 0 in answers and deadline == math.inf:
                 deadline = time.monotonic() + self._timeout_s
             if any(kind in ("died", "failed") for kind, _ in answers.values()):
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
@@ -164,5 +165,5 @@ class Ranks:
             where=self._where,
             found=f"nothing from rank {silent} of {len(self._channels)}",
             expected="an answer of each rank within runtime.start_timeout_s when they open, and "
-            "within runtime.stall_timeout_s after the first rank's later",
+            "later within runtime.stall_timeout_s after rank 0's",
         )
