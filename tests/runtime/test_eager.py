@@ -18,6 +18,7 @@ from flowrl.observe.rows import StepMetrics
 from tests.runtime.eager_programs import EQUAL, SEEN, TROUBLE, looking, rewarded
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import (
+    REWARD,
     CtrlC,
     Outcome,
     WatchedDisplay,
@@ -70,6 +71,34 @@ def test_a_program_run_line_by_line_leaves_what_the_compiled_one_leaves(
     )
     assert outcome(eager.folder) == outcome(compiled.folder)
     assert left_by(eager.folder) == left_by(compiled.folder)
+
+
+@fl.workflow
+def judged_turns(
+    prompts: fl.Prompts,
+    *,
+    pro: fl.Policy,
+    con: fl.Policy,
+    court: fl.Environment,
+    verifier: fl.Reward,
+) -> None:
+    (mine, _), (theirs, scores) = fl.interact(
+        (pro, con), court, prompts, max_turns=4, max_observation_tokens=1
+    )
+    pro.update(mine, advantages=fl.advantage.group_relative(verifier.score(mine)))
+    con.update(theirs, advantages=fl.advantage.group_relative(scores))
+
+
+def test_the_turns_of_one_of_two_policies_are_scored_by_rules_as_in_the_compiled_run(
+    tmp_path: Path,
+):
+    config = CONFIGS["debate"](tmp_path)
+    config["roles"]["verifier"] = {"backend": "verify", "terms": [REWARD]}
+    compiled, eager = (
+        fl.run(judged_turns, config, display=WatchedDisplay(), executor=executor)
+        for executor in ("local", "eager")
+    )
+    assert outcome(eager.folder) == outcome(compiled.folder)
 
 
 def test_a_run_of_two_stages_with_stops_evaluations_and_filters_is_the_same(tmp_path: Path):

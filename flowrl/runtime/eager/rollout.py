@@ -341,8 +341,10 @@ class EagerRollout:
             failed = self._prefetch_scores(role)
             groups = batch.sets[self.node.id].groups
             self.visible.keep(self.node.id, [group for group in groups if group not in failed])
-        samples = batch.sets[parts.made[node.id]]
-        batch.values[node.id, "score"] = scores_by(role, samples.payloads)
+        maker = parts.made[node.id]
+        if maker not in batch.sets:  # the turns of one of several policies
+            self.program.run_node(parts.graph.node(maker), batch)
+        batch.values[node.id, "score"] = scores_by(role, batch.sets[maker].payloads)
 
     def _prefetch_scores(self, role: RoleName) -> set[GroupId]:
         """Calls a role's rewards; the groups of which one failed.
