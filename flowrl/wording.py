@@ -59,6 +59,11 @@ def listing(choices: Iterable[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + more
 
 
+def excerpt(text: str, most: int = 60) -> str:
+    """Returns a text, or its beginning and `...` where it has more than `most` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table with left-aligned columns, without trailing blanks."""
     lines = [list(head), *(list(row) for row in rows)]

@@ -28,7 +28,7 @@ from flowrl.data.rows import Row
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import encode_json
 from flowrl.runtime.driver.graph_parts import RoleUse
-from flowrl.wording import counted, listing, one_of_them
+from flowrl.wording import counted, excerpt, listing, one_of_them
 
 _SHOWN_PLACES = 5
 _SHOWN_VALUE = 100
@@ -179,8 +179,7 @@ def _row_text(row: Row, ids: Ints, too_long: str, tokenizer: Tokenizer, needs: R
 
 
 def _value(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_VALUE else f"{text[: _SHOWN_VALUE - 3]}..."
+    return excerpt(repr(value), _SHOWN_VALUE)
 
 
 def check(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:

@@ -25,10 +25,10 @@ from typing import cast
 
 from flowrl.config.problems import validated
 from flowrl.config.schema import RunConfig
-from flowrl.config.tree import Node, Origin, Places, Value, merged, quoted, remove_nulls
+from flowrl.config.tree import LONGEST_QUOTE, Node, Origin, Places, Value, merged, remove_nulls
 from flowrl.config.yaml_tree import YAML_SUFFIXES, read_yaml_file, read_yaml_value
 from flowrl.errors import ConfigError, FlowError
-from flowrl.wording import listing
+from flowrl.wording import excerpt, listing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ def _read_override(override: str) -> Node:
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(
-            f"{quoted(override)!r} is no override",
+            f"{excerpt(override, LONGEST_QUOTE)!r} is no override",
             where="command line",
             expected="key=value, such as train.steps=300",
             hint=_override_hint(override),

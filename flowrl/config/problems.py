@@ -25,7 +25,7 @@ from flowrl.config.section import (
 )
 from flowrl.errors import ConfigError, combine
 from flowrl.synonyms import meanings
-from flowrl.wording import listing, one_of_them, suggestion
+from flowrl.wording import excerpt, listing, one_of_them, suggestion
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -107,15 +107,15 @@ def _describe(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return f"{_short(repr(value))} (text)"
+            return f"{excerpt(repr(value), 80)} (text)"
         case int() | float():
             return repr(value)
         case dict():
             return f"a mapping of {listing([str(key) for key in value])}"
         case list() | tuple():
-            return f"{_short(repr(list(value)))} (a list)"
+            return f"{excerpt(repr(list(value)), 80)} (a list)"
         case _:
-            return _short(repr(value))
+            return excerpt(repr(value), 80)
 
 
 def wrong_type(details: ErrorDetails) -> str:
@@ -131,10 +131,6 @@ def homes_of(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
         for inner in models_in(info.annotation):
             homes += homes_of(name, inner, f"{prefix}{key}.")
     return list(dict.fromkeys(homes))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _path(details: ErrorDetails, values: object) -> tuple[str, ...]:

@@ -36,19 +36,13 @@ from flowrl.config.section import (
     models_in,
 )
 from flowrl.errors import ConfigError
-from flowrl.wording import listing, suggestion
+from flowrl.wording import excerpt, listing, suggestion
 
 Scalar: TypeAlias = str | int | float | bool | None
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
 
-_LONGEST_QUOTE = 160
+LONGEST_QUOTE = 160
 """Characters of an override that messages quote."""
-
-
-def quoted(override: str) -> str:
-    """Returns an override as messages quote it."""
-    is_long = len(override) > _LONGEST_QUOTE
-    return f"{override[:_LONGEST_QUOTE]}..." if is_long else override
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ class Origin:
 
     def __str__(self) -> str:
         if self.override:
-            return f"command line ({quoted(self.override)})"
+            return f"command line ({excerpt(self.override, LONGEST_QUOTE)})"
         return "the given configuration" if self.file is None else f"{self.file}:{self.line}"
 
     def describe(self, key: str) -> str:
@@ -173,7 +167,8 @@ class Places:
     def overrides_below(self, key: str) -> list[str]:
         """Returns the overrides that changed something inside a section, as messages quote them."""
         below = (origin for name, origin in self.origins.items() if name.startswith(f"{key}."))
-        return list(dict.fromkeys(quoted(origin.override) for origin in below if origin.override))
+        written = (origin.override for origin in below if origin.override)
+        return list(dict.fromkeys(excerpt(override, LONGEST_QUOTE) for override in written))
 
 
 def merged(old: Node | None, new: Node, declared: object, path: str = "") -> Node:

@@ -14,8 +14,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.data.row_file import DataFile, Fields, Record, excerpt
+from flowrl.data.row_file import DataFile, Fields, Record
 from flowrl.errors import DataError
+from flowrl.wording import excerpt
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from flowrl.data.row_file import excerpt
 from flowrl.errors import DataError
+from flowrl.wording import excerpt
 
 Message: TypeAlias = Mapping[str, object]
 

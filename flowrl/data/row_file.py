@@ -84,8 +84,3 @@ class DataFile(ABC):
 
     @abstractmethod
     def _read(self, place: int) -> Fields | DataError: ...
-
-
-def excerpt(text: str, most: int = 60) -> str:
-    """Returns a text, or its beginning where it is long."""
-    return text if len(text) <= most else text[: most - 3] + "..."

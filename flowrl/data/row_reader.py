@@ -30,11 +30,12 @@ from flowrl.data.conversations import (
     tools_of,
 )
 from flowrl.data.formats import open_data_file
-from flowrl.data.row_file import DataFile, Fields, excerpt
+from flowrl.data.row_file import DataFile, Fields
 from flowrl.data.rows import BadRows, MixedRows, Row, RowNeeds, Rows, RowSequence, Split
 from flowrl.data.sources import files_of_source
 from flowrl.data.templates import Template, field_number, field_text, field_value
 from flowrl.errors import DataError
+from flowrl.wording import excerpt
 
 
 def load_rows(

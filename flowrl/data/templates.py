@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from flowrl.config.data import PRESETS
-from flowrl.data.row_file import excerpt
 from flowrl.errors import ConfigError, DataError
-from flowrl.wording import listing, suggestion
+from flowrl.wording import excerpt, listing, suggestion
 
 _JINJA = re.compile(r"\{\{-? +([^\W\d]\w*)(?: *\|[^{}]*)? +-?\}\}")
 _OTHER_FORMS = (

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from flowrl.data.row_file import DataFile, Fields, Record, excerpt
+from flowrl.data.row_file import DataFile, Fields, Record
 from flowrl.errors import DataError
+from flowrl.wording import excerpt
 
 _CHUNK = 1 << 20
 

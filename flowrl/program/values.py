@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from flowrl.wording import excerpt
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 Array: TypeAlias = "npt.NDArray[Any]"
-
-_WIDTH = 40
-"""Characters of a text that `repr` shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,4 +135,4 @@ def samples_summary(value: SamplesValue) -> str:
 
 def shortened(text: str) -> str:
     """The text as a literal, cut where it is long."""
-    return repr(text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "...")
+    return repr(excerpt(text, 40))
