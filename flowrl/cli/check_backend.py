@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from flowrl.config.tree import Origin
 from flowrl.config.yaml_tree import read_yaml_value
 from flowrl.errors import ConfigError
 from flowrl.files import encode_json
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of the command; see `flowrl.testing.check_backend`."""
-
-    model: Path | None
-    device: str
-    dtype: str
-    tolerance: float | None
-    timeout_s: float
-    options: Mapping[str, object] = field(default_factory=dict)
+if TYPE_CHECKING:
+    from flowrl.testing.checked_engine import CheckSettings
 
 
 def read_options(texts: Sequence[str]) -> dict[str, object]:
@@ -44,20 +35,21 @@ def read_options(texts: Sequence[str]) -> dict[str, object]:
     return options
 
 
-def run(name: str, options: Options, *, as_json: bool) -> int:
+def run(name: str, settings: CheckSettings, *, as_json: bool) -> int:
     """Prints the result of each check as it is there; returns 1 if one failed, else 0."""
-    if options.model is not None and not (options.model / "config.json").is_file():
+    model = settings.get("model")
+    if model is not None and not (model / "config.json").is_file():
         raise ConfigError(
             "no model folder",
             where="--model",
-            found=f"{options.model} without a config.json",
+            found=f"{model} without a config.json",
             expected="a Hugging Face folder with config.json, weights and tokenizer files",
             hint="name such a folder, or leave --model out for a small random model",
         )
     from flowrl.testing.backend_check import run_checks
 
     results = []
-    for result in run_checks(name, **asdict(options)):
+    for result in run_checks(name, **settings):
         results.append(result)
         if not as_json:
             print(f"{result.status:<12}  {result.name}: {result.found}", flush=True)

@@ -96,15 +96,19 @@ def backends_check(
     """Prove that an engine and a trainer keep the promises of flowrl.backend.protocols."""
     from flowrl.cli import check_backend as command
 
-    options = command.Options(
-        model=model,
-        device=device,
-        dtype=dtype,
-        tolerance=tolerance,
-        timeout_s=timeout,
-        options=command.read_options(option or []),
+    code = command.run(
+        name,
+        {
+            "model": model,
+            "device": device,
+            "dtype": dtype,
+            "tolerance": tolerance,
+            "timeout_s": timeout,
+            "options": command.read_options(option or []),
+        },
+        as_json=json,
     )
-    raise typer.Exit(command.run(name, options, as_json=json))
+    raise typer.Exit(code)
 
 
 plugin = typer.Typer(

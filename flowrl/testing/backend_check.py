@@ -13,24 +13,20 @@ torch.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Unpack
 
 from flowrl.backend.plugin import Plugin, Service, options_of, status_of
 from flowrl.backend.registry import check_options, find
 from flowrl.errors import BackendError
-from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
+from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, CheckSettings, Models
 from flowrl.testing.engine_checks import ENGINE_CHECKS, FIRST, NotDeclared, check_tied
 from flowrl.testing.processes import check_processes
 from flowrl.testing.trainer_checks import TRAINER_CHECKS
-
-_TOLERANCES = {"float32": 1e-3}
-"""Largest differences of logprobs; a type of 16 bits has 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,40 +46,18 @@ class CheckResult:
     meaning: str = ""
 
 
-def check_backend(
-    backend: str | Plugin,
-    *,
-    model: Path | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
-    tolerance: float | None = None,
-    timeout_s: float = 120.0,
-    options: Mapping[str, object] = MappingProxyType({}),
-) -> None:
+def check_backend(backend: str | Plugin, **settings: Unpack[CheckSettings]) -> None:
     """Raises unless a plug-in keeps the promises of `flowrl.backend.protocols`.
 
     Args:
         backend: The name of an installed plug-in, or a plug-in.
-        model: A model folder with weights; a small random Qwen2 model by default.
-        device: Where its workers run: `cpu`, `cuda:0`, `npu:0`.
-        dtype: The parameter type.
-        tolerance: The largest difference of a logprob from the reference; by default 0.001 in
-            float32 and 0.1 in other types.
-        timeout_s: The time limit of one check's generation.
-        options: Its options, as `roles.NAME.options` has them.
+        settings: `model`, `device`, `dtype`, `tolerance`, `timeout_s` and `options`; see
+            `CheckSettings`.
 
     Raises:
         BackendError: It does not; all failures are listed, with what they do to a run.
     """
-    results = run_checks(
-        backend,
-        model=model,
-        device=device,
-        dtype=dtype,
-        tolerance=tolerance,
-        timeout_s=timeout_s,
-        options=options,
-    )
+    results = run_checks(backend, **settings)
     failures = [result for result in results if result.status == "failed"]
     if failures:
         name = backend if isinstance(backend, str) else backend.name
@@ -93,16 +67,7 @@ def check_backend(
         )
 
 
-def run_checks(
-    backend: str | Plugin,
-    *,
-    model: Path | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
-    tolerance: float | None = None,
-    timeout_s: float = 120.0,
-    options: Mapping[str, object] = MappingProxyType({}),
-) -> Iterator[CheckResult]:
+def run_checks(backend: str | Plugin, **settings: Unpack[CheckSettings]) -> Iterator[CheckResult]:
     """Yields the result of each check that the plug-in's services have; see `check_backend`.
 
     Raises:
@@ -111,6 +76,7 @@ def run_checks(
         ConfigError: It does not have such options.
     """
     plugin = find(backend) if isinstance(backend, str) else backend
+    options = settings.get("options", {})
     check_options(plugin.name, options_of(plugin), options, at="options", where=str)
     status, services = status_of(plugin, options), plugin.capabilities.services
     if not status.usable:
@@ -123,17 +89,8 @@ def run_checks(
             found=" ".join(sorted(services)),
             hint="engines and trainers are checked; test scorers and environments by their methods",
         )
-    limit = tolerance or _TOLERANCES.get(dtype, 0.1)
     with tempfile.TemporaryDirectory(prefix="flowrl-check-") as name:
-        models = Models.make(
-            Path(name),
-            model,
-            device=device,
-            dtype=dtype,
-            tolerance=limit,
-            timeout_s=timeout_s,
-            options=options,
-        )
+        models = Models.make(Path(name), **settings)
         if Service.GENERATE in services:
             yield from _engine(plugin, models)
             by_name = backend if isinstance(backend, str) else None

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -43,6 +44,27 @@ class CheckFailed(Exception):
         self.meaning = meaning
 
 
+class CheckSettings(TypedDict, total=False):
+    """What a plug-in is checked with.
+
+    Attributes:
+        model: A model folder with weights; a small random Qwen2 model by default.
+        device: Where its workers run: `cpu`, `cuda:0`, `npu:0`.
+        dtype: The parameter type.
+        tolerance: The largest difference of a logprob from the reference; by default 0.001 in
+            float32 and 0.1 in other types.
+        timeout_s: The time limit of one check's generation; 120 by default.
+        options: Its options, as `roles.NAME.options` has them.
+    """
+
+    model: Path | None
+    device: str
+    dtype: str
+    tolerance: float | None
+    timeout_s: float
+    options: Mapping[str, object]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
     """The folders and the limits of a series of checks.
@@ -68,15 +90,15 @@ class Models:
     def make(
         cls,
         folder: Path,
-        model: Path | None,
         *,
-        device: str,
-        dtype: str,
-        tolerance: float,
-        timeout_s: float,
-        options: Mapping[str, object],
+        model: Path | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        tolerance: float | None = None,
+        timeout_s: float = 120.0,
+        options: Mapping[str, object] = MappingProxyType({}),
     ) -> Models:
-        """Makes what is missing in `folder`."""
+        """Makes what is missing in `folder`; see `CheckSettings`."""
         tied = None
         if model is None:
             own = make_model(folder / "tied", tied=True)
@@ -87,7 +109,7 @@ class Models:
             second=change_weights(first, folder / "second"),
             tied=tied,
             context=cls.context_of(first, device=device, dtype=dtype, options=options),
-            tolerance=tolerance,
+            tolerance=tolerance or (1e-3 if dtype == "float32" else 0.1),
             timeout_s=timeout_s,
         )
 

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from flowrl.backend.registry import find
 from flowrl.cli import check_backend as command
-from flowrl.cli.check_backend import Options
 from flowrl.errors import BackendError, ConfigError
 from flowrl.specs import AdamW
 from flowrl.testing import check_backend, processes
@@ -28,15 +27,7 @@ from tests.testing.plain_engine import PlainPlugin, ServedEngine
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models.make(
-        tmp_path_factory.mktemp("models"),
-        None,
-        device="cpu",
-        dtype="float32",
-        tolerance=1e-3,
-        timeout_s=60.0,
-        options={},
-    )
+    return Models.make(tmp_path_factory.mktemp("models"), timeout_s=60.0)
 
 
 def run_check(name: str, fault: str, models: Models, **declared: Any) -> str:
@@ -231,8 +222,7 @@ def test_the_command_prints_each_check_and_what_a_failure_does_to_a_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     keep(monkeypatch, "greedy", "trainer logprobs")
-    options = Options(model=None, device="cpu", dtype="float32", tolerance=None, timeout_s=60.0)
-    assert command.run("torch", options, as_json=False) == 0
+    assert command.run("torch", {}, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:-1]] == [
         "passed        greedy",
@@ -241,8 +231,7 @@ def test_the_command_prints_each_check_and_what_a_failure_does_to_a_run(
         "passed        trainer logprobs",
     ]
     assert lines[-1] == "4 passed, 0 failed, 0 not declared"
-    strict = replace(options, tolerance=1e-12)
-    assert command.run("torch", strict, as_json=True) == 1
+    assert command.run("torch", {"tolerance": 1e-12}, as_json=True) == 1
     greedy, *_ = json.loads(capsys.readouterr().out)["checks"]
     assert (greedy["name"], greedy["status"]) == ("greedy", "failed")
     assert greedy["meaning"]
@@ -251,9 +240,8 @@ def test_the_command_prints_each_check_and_what_a_failure_does_to_a_run(
 def test_what_can_not_be_checked_is_refused(tmp_path: Path):
     with pytest.raises(BackendError, match="'verify' neither generates nor trains"):
         check_backend("verify")
-    options = Options(model=tmp_path, device="cpu", dtype="float32", tolerance=None, timeout_s=1.0)
     with pytest.raises(ConfigError, match="no model folder"):
-        command.run("torch", options, as_json=False)
+        command.run("torch", {"model": tmp_path}, as_json=False)
 
 
 class PortOptions(BaseModel, frozen=True, extra="forbid"):
