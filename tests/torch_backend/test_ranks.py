@@ -16,7 +16,7 @@ from flowrl.backend.batch import TrainBatch
 from flowrl.backend.protocols import Head, OptimizerStep, PolicyContext, Service
 from flowrl.errors import BackendError
 from flowrl.runtime.local.ranks import RankProcesses
-from flowrl.specs import KL, AdamW, LossSpec
+from flowrl.specs import KL, AdamW, CrossEntropy, LossSpec
 from flowrl.specs.loss import PolicyLoss, bradley_terry, dpo, value_clip
 from flowrl.testing.backend_check import run_checks
 from flowrl_backends.torch.plugin import TorchPlugin
@@ -186,9 +186,29 @@ def test_a_checkpoint_is_resumed_on_another_number_of_ranks(
     _assert_close(tmp_path / "resumed", tmp_path / "never stopped", rtol)
 
 
-def test_predictions_are_gathered_in_order(qwen: Path, ranks: Open) -> None:
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_a_sum_of_objectives_is_that_of_one_process(
+    shard: str, qwen: Path, ranks: Open, tmp_path: Path
+) -> None:
+    first, second = training(0, groups=5), training(1, groups=3, size=2)
+    terms = [
+        (first, update_spec(first, weight=0.7, micro_batch=2)),
+        (second, update_spec(second, loss=0.5 * CrossEntropy(), weight=0.1)),
+    ]
+    one, several = TorchTrainer(context(qwen)), ranks(qwen, shard=shard)
+    found = []
+    for name, trainer in (("several", several), ("one", one)):
+        trainer.begin(SGD_LIKE, 10)
+        found.append([step for steps in trainer.update_sum(terms) for step in steps])
+        trainer.save(tmp_path / name)
+    _assert_equal_steps(*found)
+    _assert_close(tmp_path / "several", tmp_path / "one")
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_predictions_are_gathered_in_order(trainable: bool, qwen: Path, ranks: Open) -> None:
     rows = sequences(5, groups=5)
-    one, several = TorchTrainer(context(qwen)), ranks(qwen)
+    one, several = TorchTrainer(context(qwen)), ranks(qwen, trainable=trainable)
     for method in ("logprobs", "distributions", "squares"):
         got, want = getattr(several, method)(rows, 0.7), getattr(one, method)(rows, 0.7)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=method)

@@ -120,8 +120,10 @@ class Ranks:
             dist.all_reduce(most, dist.ReduceOp.MAX)
         for number in range(int(most)):
             if self._syncs_once:
+                is_last = number == int(most) - 1
                 for part in self._divided:
-                    part.set_requires_gradient_sync(number == int(most) - 1)
+                    part.set_requires_gradient_sync(is_last)
+                    part.set_reshard_after_backward(is_last)
             yield (parts[number], True) if number < len(parts) else (rows[:1], False)
 
     def summed(self, values: Floats) -> Floats:
