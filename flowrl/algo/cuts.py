@@ -9,7 +9,7 @@ from flowrl.specs.cut import CutLeastLikely, CutSpec, most_before
 
 
 def prefix_length(spec: CutSpec, logprobs: npt.NDArray[np.float32]) -> int:
-    """Returns how many tokens of a response stand before its cut: at most R - 1.
+    """Returns how many tokens of a response are before its cut: at most R - 1.
 
     - `at`: min(tokens, R - 1).
     - `share`: min(floor(share R), R - 1).

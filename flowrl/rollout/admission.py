@@ -106,7 +106,9 @@ class AdmissionQueue:
 
     # Demand
 
-    def room(self, version: int, horizon: int, served: tuple[int, int], num_dead: int) -> int:
+    def num_admissible(
+        self, version: int, horizon: int, served: tuple[int, int], num_dead: int
+    ) -> int:
         """Returns the number of groups that may be admitted now under the age budget.
 
         Args:
@@ -119,11 +121,11 @@ class AdmissionQueue:
             capacity += self._settings.over_sampling.prompts
         return capacity - self.admitted - num_dead
 
-    def wanted_by_budget(self, room: int) -> dict[str, int]:
-        """Returns how many groups to ask for, by source, if `room` more may be admitted."""
+    def wanted_by_budget(self, num_admissible: int) -> dict[str, int]:
+        """Returns how many groups to ask for, by source, if so many more may be admitted."""
         budget = self._settings.budget
         assert budget is not None
-        number = max(0, room) + budget.queue - len(self) - self.requested.total()
+        number = max(0, num_admissible) + budget.queue - len(self) - self.requested.total()
         if number <= 0:
             return {}
         if self._shares is None:

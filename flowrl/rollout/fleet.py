@@ -312,13 +312,13 @@ class Fleet:
         opened = [engine for engine in self._placement.engines.values() if engine.limit]
         opened.sort(key=lambda engine: (-len(engine.held), engine.order))
         in_use = sum(bool(engine.held) for engine in opened)
-        kept, room = 0, 0
+        kept, slots = 0, 0
         for engine in opened:
-            if room >= running or not engine.held:
+            if slots >= running or not engine.held:
                 break
             kept += 1
-            room += engine.limit
-        if room < running or kept > policy.share * in_use:
+            slots += engine.limit
+        if slots < running or kept > policy.share * in_use:
             return False
         for engine in opened[kept:]:
             self._close(engine, ClosedReason.REPACKED, aborts=True)
@@ -331,17 +331,17 @@ class Fleet:
         """
         if not self._repacked:
             return
-        room = sum(max(0, engine.free) for engine in self._placement.engines.values())
-        if waiting <= room:
+        free_slots = sum(max(0, engine.free) for engine in self._placement.engines.values())
+        if waiting <= free_slots:
             return
         opened = 0
         for engine in sorted(self._repacked.values(), key=lambda engine: engine.order):
-            if opened >= waiting and room >= waiting:
+            if opened >= waiting and free_slots >= waiting:
                 return
             if engine.closed == {ClosedReason.REPACKED} and engine.capacity:
                 self._open(engine, ClosedReason.REPACKED)
                 opened += 1
-                room += max(0, engine.free)
+                free_slots += max(0, engine.free)
 
     # How engines are opened and closed
 

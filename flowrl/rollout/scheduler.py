@@ -223,10 +223,10 @@ class RolloutScheduler:
         """Lets waiting groups in, as far as the age budget goes."""
         if not len(self._admission):
             return
-        room = self.state.room()
-        while room > 0 and len(self._admission):
+        num_admissible = self.state.num_admissible()
+        while num_admissible > 0 and len(self._admission):
             self._admit_group(self._admission.pop())
-            room -= 1
+            num_admissible -= 1
 
     def _admit_group(self, group: Group) -> None:
         self._admission.admit(group)
@@ -239,7 +239,7 @@ class RolloutScheduler:
         if self.settings.budget is not None:
             if self.state.stopped is not None:
                 return []
-            wanted = self._admission.wanted_by_budget(self.state.room())
+            wanted = self._admission.wanted_by_budget(self.state.num_admissible())
         elif self.settings.refill and self._waiting:
             asked = sum(asked.groups for asked in self._waiting)
             number = self._admission.wanted_by_batches(asked, len(self._groups))

@@ -165,9 +165,9 @@ class SchedulerState:
             further = max(0, left - 1)
         self.pool.expect(self.horizon, further)
 
-    def room(self) -> int:
+    def num_admissible(self) -> int:
         """Groups that the age budget admits now; negative where more are in flight."""
-        return self.admission.room(
+        return self.admission.num_admissible(
             self.machine.version, self.horizon, self.served, self.pool.num_counted_dead
         )
 

@@ -134,9 +134,9 @@ def _queues(state: SchedulerState) -> Iterator[str]:
     first = state.placement.queues.first()
     if first is not (lined[0] if lined else None) and first not in lined:
         yield "the first sample of the queues is not in them"
-    room = [engine.id for engine in state.placement.engines.values() if engine.free > 0]
-    if lined and room and state.can_start:
-        yield f"{len(lined)} samples are queued while {room[0]} has room"
+    with_slots = [engine.id for engine in state.placement.engines.values() if engine.free > 0]
+    if lined and with_slots and state.can_start:
+        yield f"{len(lined)} samples are queued while {with_slots[0]} has free slots"
     freed = [
         engine.id
         for engine in state.placement.engines.values()
@@ -214,10 +214,10 @@ def _demand(state: SchedulerState) -> Iterator[str]:
     if state.stopped is not None or state.machine.event_id < 0:
         return
     if state.settings.budget is not None:
-        room = state.room()
-        if room > 0 and len(admission):
-            yield f"{len(admission)} groups wait while {room} can be admitted"
-        if sum(admission.wanted_by_budget(room).values()):
+        num_admissible = state.num_admissible()
+        if num_admissible > 0 and len(admission):
+            yield f"{len(admission)} groups wait while {num_admissible} can be admitted"
+        if sum(admission.wanted_by_budget(num_admissible).values()):
             yield "groups can be admitted, and nobody was asked for prompts"
     elif state.settings.refill and state.waiting:
         asked = sum(asked.groups for asked in state.waiting)

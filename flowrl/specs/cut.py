@@ -86,7 +86,7 @@ def least_likely(rank: int = 1) -> CutLeastLikely:
 
 
 def most_before(spec: CutSpec, num_tokens: int) -> int:
-    """Returns the tokens that stand before a cut at most, in a response of at most `num_tokens`."""
+    """Returns the tokens that are before a cut at most, in a response of at most `num_tokens`."""
     most = max(0, num_tokens - 1)
     match spec:
         case CutAt():

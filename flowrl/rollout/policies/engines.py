@@ -67,7 +67,7 @@ class LongestFirst(OrderPolicy):
         require_at_least(self, 1, "memory", "prompts", "window")
 
 
-# Which engine with room gets the next sample.
+# Which engine with free slots gets the next sample.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
