@@ -81,8 +81,8 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
     """Checks that samples are generated, and known while others still run."""
     origin = origin_of(graph, maker)
     if origin.op is not Op.GENERATE or origin.region is not None:
-        what = "episodes" if origin.op is Op.INTERACT else "samples of the data"
-        what = "earlier samples" if origin.op is Op.REPLAY else what
+        kinds = {Op.CONCAT: "joined samples", Op.REPLAY: "earlier samples", Op.SOURCE: "examples"}
+        what = kinds.get(origin.op, "episodes")
         yield node.error(
             f"{node.id} makes prompts of {what} ('{origin.id}')",
             expected="the samples of a policy's generate",
@@ -97,7 +97,9 @@ def _check_prompts(graph: Graph, node: Node, maker: Node) -> Iterator[GraphError
                 f"{node.id} makes prompts of what '{maker.id}' keeps, which is known only when "
                 "the whole batch is there",
                 expected="samples of a rollout, or of a filter that reads rule scores of it",
-                hint="make prompts of all samples, and use the filter or the selection after that",
+                hint="split the prompts: actor.generate(fl.where(prompts, row=..., equals=...))"
+                if maker.op is Op.WHERE
+                else "make prompts of all samples, and use the filter or the selection after that",
             )
             return
         edge = graph.feeding(maker.id, "rollout")

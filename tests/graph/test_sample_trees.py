@@ -153,6 +153,14 @@ MISUSES = {
         ),
         "make prompts of all samples",
     ),
+    "of a part": (
+        lambda of: answer(of, fl.where(of["draft"], row="topic", equals="sums")),
+        "split the prompts: actor.generate(fl.where(prompts, row=..., equals=...))",
+    ),
+    "of joined sets": (
+        lambda of: answer(of, fl.concat(of["draft"], of["critic"].generate(of["prompts"], n=4))),
+        "the samples of a policy's generate",
+    ),
     "played": (
         lambda of: fl.log(
             "played",
