@@ -22,14 +22,14 @@ class TorchOptions(BaseModel):
     """`roles.NAME.options` of a role that torch trains.
 
     Attributes:
-        shard: What the ranks of a trainer divide among them, besides the batch: `none`, the state
-            of the `optimizer` (ZeRO-1), the `gradients` too (ZeRO-2), or the parameters too, `full`
+        shard: What the ranks of a trainer divide among them, besides the batch: the state of the
+            `optimizer` (ZeRO-1), the `gradients` too (ZeRO-2), or the parameters too, `full`
             (ZeRO-3).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    shard: Literal["none", "optimizer", "gradients", "full"] = "full"
+    shard: Literal["optimizer", "gradients", "full"] = "full"
 
 
 class TorchPlugin(BasePlugin):

@@ -7,12 +7,12 @@ passes as the one with the most: a rank that has fewer makes empty ones.
 
 What is divided over the ranks, in the words of plans:
 
-- `none`: nothing; gradients are summed (HSDP whose shards are whole, which is what DDP computes).
 - `optimizer` (ZeRO-1): the optimizer's state; gradients are reduced after the last micro-batch.
 - `gradients` (ZeRO-2): the gradients too, which are reduced after each micro-batch.
 - `full` (ZeRO-3): the parameters too, of which each layer's are gathered for its passes.
 
-Between passes parameters are divided in all but `none`; what differs is when they are gathered.
+Between updates parameters are always divided; what differs is when they are gathered. Whole copies
+in every rank, as DDP has, compute the same as `optimizer` and take more memory, so there are none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flowrl_backends.torch.metrics import Metrics
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Shard: TypeAlias = Literal["none", "optimizer", "gradients", "full"]
+Shard: TypeAlias = Literal["optimizer", "gradients", "full"]
 
 
 class Ranks:
@@ -76,12 +76,8 @@ class Ranks:
 
         from flowrl_backends.torch.packed_forward import value_head
 
-        names, shape = ("replica", "shard"), (1, self.size)
-        if shard == "none":
-            shape = (self.size, 1)
-        mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
         options: dict[str, Any] = {
-            "mesh": mesh if shard == "none" else mesh["shard"],
+            "mesh": init_device_mesh(self._device.type, (self.size,)),
             "reshard_after_forward": shard == "full",
         }
         for layer in model.modules():
