@@ -121,17 +121,7 @@ def _engine(plugin: Plugin, models: Models) -> Iterator[CheckResult]:
     if engine is not None:
         engine.engine.close()
     if models.tied is not None:
-        yield _result("tied embeddings", partial(_tied, plugin, models))
-
-
-def _tied(plugin: Plugin, models: Models) -> str:
-    assert models.tied is not None
-    engine = CheckedEngine(plugin, models, models.tied[0])
-    try:
-        return check_tied(engine)
-    finally:
-        engine.engine.close()
-        engine.engine.close()
+        yield _result("tied embeddings", partial(check_tied, plugin, models))
 
 
 def _result(name: str, run: Callable[[], str]) -> CheckResult:

@@ -164,7 +164,7 @@ class CheckedEngine:
         """
         rng = np.random.default_rng(number)
         prompt = rng.integers(16, self.vocab_size, rng.integers(4, 20))
-        kept = {"max_tokens", "temperature"} | self.capabilities.sampling
+        kept = {"max_tokens", "temperature", "logprobs"} | self.capabilities.sampling
         options = {"max_tokens": 24, **{k: v for k, v in sampling.items() if k in kept}}
         return GenerateRequest(
             sample=SampleId(f"0/{number}/0"),

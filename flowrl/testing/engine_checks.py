@@ -6,20 +6,24 @@ nothing running; it returns what it found in a few words, or raises `CheckFailed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from flowrl.backend.batch import Floats, Ints
+from flowrl.backend.batch import Floats, Ints, KeptTokens
+from flowrl.backend.plugin import Plugin
 from flowrl.backend.protocols import Finished, FinishReason, GenerateRequest
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.testing.checked_engine import CheckedEngine, CheckFailed
+from flowrl.testing.checked_engine import CheckedEngine, CheckFailed, Models
 from flowrl.testing.reference_model import reference_of
 
 FIRST, SECOND = 3, 4
 """The versions that the checks publish."""
+
+_TRUNCATION = {"top_k": 4, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
+"""The options of truncation that are checked, with their values."""
 
 _BIASED = "importance ratios are wrong: the policy gradient is biased from the first step on"
 
@@ -45,10 +49,9 @@ def _logprobs(at: CheckedEngine) -> str:
 
 
 def _truncated(at: CheckedEngine) -> str:
-    options = {"top_k": 4, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
-    left_out = [name for name in options if name not in at.capabilities.sampling]
-    reference, worst, number = reference_of(at.models.first), 0.0, 100
-    for name, value in options.items():
+    left_out = [name for name in _TRUNCATION if name not in at.capabilities.sampling]
+    worst, number = 0.0, 100
+    for name, value in _TRUNCATION.items():
         if name in left_out:
             continue
         # Of a penalty the likeliest token is known.
@@ -65,13 +68,10 @@ def _truncated(at: CheckedEngine) -> str:
         )
         worst = max(worst, difference)
         for request in requests:
-            end, start = ends[request.sample], len(request.prompt)
-            tokens = np.concatenate([request.prompt, end.tokens])
-            for place, logits in enumerate(reference.logits(tokens)[start - 1 : -1].numpy(), start):
-                if not _is_kept(name, value, logits, tokens[: place + 1], at.models.tolerance):
+            for place, logits, tokens in _steps(at, request, ends[request.sample]):
+                if not _is_kept(name, value, logits, tokens, at.models.tolerance):
                     raise CheckFailed(
-                        f"token {place - start} of {request.sample} is none that {name}={value} "
-                        "keeps",
+                        f"token {place} of {request.sample} is none that {name}={value} keeps",
                         "the sampling options of the workflow are not those of the rollout",
                     )
     found = f"{number - 100} samples, largest difference {worst:.1g}"
@@ -90,10 +90,50 @@ def _is_kept(name: str, value: float, logits: Floats, tokens: Ints, slack: float
             return bool(odds[likelier].sum() / odds.sum() < value + slack)
         case "min_p":
             return bool(logits[token] > logits.max() + np.log(value) - slack)
-    seen = logits.copy()
-    before = np.unique(tokens[:-1])
-    seen[before] = np.where(seen[before] > 0, seen[before] / value, seen[before] * value)
-    return bool(seen[token] > seen.max() - 10 * slack)
+    left = _penalised(logits, tokens[:-1], value)
+    return bool(left[token] > left.max() - 10 * slack)
+
+
+def _penalised(logits: Floats, tokens: Ints, penalty: float) -> Floats:
+    """Returns the logits after `repetition_penalty`."""
+    left, seen = logits.copy(), np.unique(tokens)
+    left[seen] = np.where(left[seen] > 0, left[seen] / penalty, left[seen] * penalty)
+    return left
+
+
+def _steps(
+    at: CheckedEngine, request: GenerateRequest, end: Finished
+) -> Iterator[tuple[int, Floats, Ints]]:
+    """Yields each place of an end, the logits before its token, and all tokens up to it."""
+    tokens, start = np.concatenate([request.prompt, end.tokens]), len(request.prompt)
+    logits = reference_of(at.models.first).logits(tokens)[start - 1 : -1].numpy()
+    for place, row in enumerate(logits):
+        yield place, row, tokens[: start + place + 1]
+
+
+def _sampler(at: CheckedEngine) -> str:
+    able = at.capabilities.repeats_truncation
+    options = {name: value for name, value in _TRUNCATION.items() if name in able}
+    if not options:
+        raise NotDeclared("Capabilities.repeats_truncation has no truncation")
+    requests = [at.request(i, logprobs="sampler", **options) for i in range(1100, 1108)]
+    ends, worst = at.finish(requests), 0.0
+    for request in requests:
+        end = ends[request.sample]
+        kept = end.kept or KeptTokens.everything(len(end.tokens))
+        for place, logits, tokens in _steps(at, request, end):
+            left = _penalised(logits, tokens[:-1], options.get("repetition_penalty", 1.0))
+            ids = kept.select(np.array([place])).ids
+            row = left[ids] if len(ids) else left
+            expected = left[tokens[-1]] - row.max() - np.log(np.exp(row - row.max()).sum())
+            worst = max(worst, abs(float(expected - end.logprobs[place])))
+    if worst > at.models.tolerance:
+        raise CheckFailed(
+            f"logprobs of the sampler differ by up to {worst:.2g} from those over the tokens that "
+            "it kept",
+            "a trainer that repeats the truncation has others: importance ratios are wrong",
+        )
+    return f"8 samples under {', '.join(options)}, largest difference {worst:.1g}"
 
 
 def _alone(at: CheckedEngine) -> str:
@@ -121,18 +161,14 @@ def _alone(at: CheckedEngine) -> str:
 def _greedy(at: CheckedEngine) -> str:
     requests = [at.request(i, temperature=0.0) for i in range(300, 308)]
     ends = at.finish(requests)
-    reference = reference_of(at.models.first)
     for request in requests:
-        end = ends[request.sample]
-        tokens = np.concatenate([request.prompt, end.tokens])
-        logits = reference.logits(tokens)[len(request.prompt) - 1 : -1].numpy()
-        chosen = np.take_along_axis(logits, end.tokens[:, None], 1)[:, 0]
-        behind = float((logits.max(1) - chosen).max())
-        if behind > 10 * at.models.tolerance:
-            raise CheckFailed(
-                f"{request.sample} has a token whose logit is {behind:.2g} below the largest",
-                "evaluations and greedy baselines are not greedy",
-            )
+        for place, logits, tokens in _steps(at, request, ends[request.sample]):
+            behind = float(logits.max() - logits[tokens[-1]])
+            if behind > 10 * at.models.tolerance:
+                raise CheckFailed(
+                    f"token {place} of {request.sample} has a logit {behind:.2g} below the largest",
+                    "evaluations and greedy baselines are not greedy",
+                )
     worst = at.require_served(requests, ends, at.models.first, "logprobs are to be those at 1")
     return f"8 samples, largest difference {worst:.1g}"
 
@@ -349,24 +385,25 @@ def _bad_requests(at: CheckedEngine) -> str:
     return "prompts too long, empty or of unknown tokens are refused, and what comes with them"
 
 
-def check_tied(at: CheckedEngine) -> str:
-    """Checks that weights with tied embeddings are loaded wherever they are used.
-
-    Args:
-        at: An engine of the model with tied embeddings.
-    """
-    assert at.models.tied is not None
-    own, changed = at.models.tied
-    at.load(SECOND, changed)
-    requests = [at.request(i) for i in range(1000, 1008)]
-    worst = at.require_served(
-        requests,
-        at.finish(requests),
-        changed,
-        "a publication does not reach the output layer, which shares its weights with the "
-        "embedding: the policy that generates is not the one that is trained",
-        instead={"the weights before the publication": own},
-    )
+def check_tied(plugin: Plugin, models: Models) -> str:
+    """Checks that weights with tied embeddings are loaded wherever they are used."""
+    assert models.tied is not None
+    own, changed = models.tied
+    at = CheckedEngine(plugin, models, own)
+    try:
+        at.load(SECOND, changed)
+        requests = [at.request(i) for i in range(1000, 1008)]
+        worst = at.require_served(
+            requests,
+            at.finish(requests),
+            changed,
+            "a publication does not reach the output layer, which shares its weights with the "
+            "embedding: the policy that generates is not the one that is trained",
+            instead={"the weights before the publication": own},
+        )
+    finally:
+        at.engine.close()
+        at.engine.close()
     return f"8 samples, largest difference {worst:.1g}"
 
 
@@ -403,6 +440,7 @@ def _difference(at: CheckedEngine, worst: float) -> str:
 ENGINE_CHECKS: dict[str, Callable[[CheckedEngine], str]] = {
     "logprobs": _logprobs,
     "truncated sampling": _truncated,
+    "logprobs of the sampler": _sampler,
     "same tokens in any batch": _alone,
     "greedy": _greedy,
     "resume": _resume,

@@ -34,8 +34,7 @@ def run_check(name: str, fault: str, models: Models, **declared: Any) -> str:
     plugin = PlainPlugin(fault)
     plugin.capabilities = replace(plugin.capabilities, **declared)
     if name == "tied":
-        assert models.tied is not None
-        return check_tied(CheckedEngine(plugin, models, models.tied[0]))
+        return check_tied(plugin, models)
     engine = CheckedEngine(plugin, models)
     engine.load(FIRST, models.first)
     return ENGINE_CHECKS[name](engine)
@@ -85,6 +84,29 @@ def test_a_run_learns_of_the_death_of_an_engines_processes(
     for process in ServedEngine.started:
         process.kill()
         process.wait()
+
+
+class OwnLogprobs:
+    """The torch plug-in, whose engines report the model's logprobs for the sampler's."""
+
+    def __init__(self) -> None:
+        self.name, self.capabilities = "faulty", find("torch").capabilities
+
+    def open_generate(self, context: Any, shared: Any) -> Any:
+        engine = find("torch").open_generate(context, shared)
+        submit = engine.submit
+        engine.submit = lambda requests: submit(
+            [replace(r, sampling=replace(r.sampling, logprobs="model")) for r in requests]
+        )
+        return engine
+
+
+def test_the_logprobs_of_a_sampler_are_those_over_what_it_keeps(models: Models):
+    engine = CheckedEngine(OwnLogprobs(), models)
+    with pytest.raises(CheckFailed, match="from those over the tokens that it kept"):
+        ENGINE_CHECKS["logprobs of the sampler"](engine)
+    with pytest.raises(NotDeclared):
+        run_check("logprobs of the sampler", "", models)
 
 
 def test_an_engine_that_ends_nothing_is_told_after_the_time_limit(models: Models):
