@@ -4,6 +4,7 @@
 # make test-PACKAGE  the tests of one package, such as test-rollout
 # make test-ranks    several processes that train one model
 # make test-slow     large cases of tests that `make test` has small ones of
+# make test-browser  pages in a headless Chromium (`make test` has them where one is installed)
 # make learn    every program learns from a warm start (`make test-slow` has two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
@@ -44,7 +45,7 @@ SHARED = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 SOAK_EVENTS ?= 10000000
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-slow test-ranks learn soak bounds chaos check format bench bench-trl lock set-up clean
+.PHONY: demo test test-browser test-slow test-ranks learn soak bounds chaos check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
@@ -59,6 +60,11 @@ test-slow: set-up
 test-ranks: set-up
 	$(TEST) tests/backend/test_balance.py tests/plan/test_ranks.py tests/runtime/test_ranks.py \
 	  tests/runtime/test_rank_runs.py tests/torch_backend/test_ranks.py
+
+test-browser: set-up
+	@$(BIN)/python -c 'import sys; from tests.browser.chromium import find_chromium; \
+	  sys.exit(not find_chromium() and "no Chromium: apt install chromium, or set CHROMIUM=PATH")'
+	$(TEST) tests/browser
 
 test-%: set-up
 	$(TEST) $(QUICK) tests/$*
