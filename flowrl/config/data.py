@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from flowrl.config.section import Args, Float, Int, Refusal, Section
+from flowrl.errors import ConfigError
 
 
 class ArithmeticData(Section):
@@ -285,12 +286,14 @@ class DataConfig(RowFields):
             if isinstance(source, ArithmeticData)
         ]
         if self.difficulty is not None and sums:
-            raise Refusal.of(
-                "data.difficulty reads a field of rows, and built-in sums carry no solve rate",
-                where="difficulty",
-                found=f"{sums[0]} of kind arithmetic",
-                hint="leave data.difficulty out, or write the rows into a file with the field "
-                f"{self.difficulty.field!r}",
+            raise Refusal(
+                ConfigError(
+                    "data.difficulty reads a field of rows, and built-in sums carry no solve rate",
+                    where="difficulty",
+                    found=f"{sums[0]} of kind arithmetic",
+                    hint="leave data.difficulty out, or write the rows into a file with the field "
+                    f"{self.difficulty.field!r}",
+                )
             )
         return self
 

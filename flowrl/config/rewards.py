@@ -153,10 +153,12 @@ def _regular_expression(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise Refusal.of(
-            f"pattern is no regular expression: {error}",
-            found=repr(pattern),
-            hint="correct it, or put a backslash before characters that stand for themselves",
+        raise Refusal(
+            ConfigError(
+                f"pattern is no regular expression: {error}",
+                found=repr(pattern),
+                hint="correct it, or put a backslash before characters that stand for themselves",
+            )
         ) from None
     return pattern
 

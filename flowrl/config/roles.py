@@ -170,11 +170,13 @@ class RoleConfig(Section):
     @model_validator(mode="after")
     def _one_plug_in_has_one_set_of_options(self) -> RoleConfig:
         if self.engine_options and self.own_engine is None:
-            raise Refusal.of(
-                f"{self.backend} trains and generates, and has one set of options",
-                where="engine_options",
-                found=f"engine_options with {listing(self.engine_options)}",
-                hint="write them under options, or name another plug-in as engine",
+            raise Refusal(
+                ConfigError(
+                    f"{self.backend} trains and generates, and has one set of options",
+                    where="engine_options",
+                    found=f"engine_options with {listing(self.engine_options)}",
+                    hint="write them under options, or name another plug-in as engine",
+                )
             )
         return self
 

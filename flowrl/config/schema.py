@@ -29,6 +29,7 @@ from flowrl.config.executors import ExecutorName
 from flowrl.config.rewards import RewardsConfig, RewardTerm
 from flowrl.config.roles import OptimizerConfig, RoleConfig
 from flowrl.config.section import Args, Bind, Float, Int, Refusal, Section
+from flowrl.errors import ConfigError
 from flowrl.specs.attributes import MIN_TEMPERATURE
 from flowrl.specs.loss import Aggregation
 
@@ -313,12 +314,14 @@ class RunConfig(Section):
         if twice is not None:
             place, first = stages.index(twice), f"{twice}_1"
             named = ", ".join([*stages[:place], first, *stages[place + 1 :]])
-            raise Refusal.of(
-                "a stage is named twice",
-                found=f"[{', '.join(stages)}]",
-                hint="for more of it raise its steps; to run it twice, give each a name and "
-                f"its own settings: stages=[{named}], stage.{first}.workflow={twice} and "
-                f"stage.{first}.train",
+            raise Refusal(
+                ConfigError(
+                    "a stage is named twice",
+                    found=f"[{', '.join(stages)}]",
+                    hint="for more of it raise its steps; to run it twice, give each a name and "
+                    f"its own settings: stages=[{named}], stage.{first}.workflow={twice} and "
+                    f"stage.{first}.train",
+                )
             )
         return stages
 

@@ -68,11 +68,6 @@ class Refusal(ValueError):
         super().__init__(problems[0].what)
         self.problems = problems
 
-    @classmethod
-    def of(cls, what: str, **more: str | None) -> Refusal:
-        """Returns the refusal for one reason."""
-        return cls(ConfigError(what, **more))
-
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -134,18 +129,20 @@ class InstalledKinds(Generic[SectionT]):
                 return others(value)
             if kind in own:
                 (package, *_) = installed
-                raise Refusal.of(
-                    f"two {self._noun}s are called {kind!r}",
-                    found=f"flowrl's own, and {package.target} of {package.origin}",
-                    hint=f"have {package.distribution} declare another name, or uninstall it",
-                    where="kind",
+                raise Refusal(
+                    ConfigError(
+                        f"two {self._noun}s are called {kind!r}",
+                        found=f"flowrl's own, and {package.target} of {package.origin}",
+                        hint=f"have {package.distribution} declare another name, or uninstall it",
+                        where="kind",
+                    )
                 )
             try:
                 model = self.find(str(kind))
             except ConfigError as problem:
                 reason = f"{problem.where}: {problem.found}"
-                raise Refusal.of(
-                    problem.what, found=reason, hint=problem.hint, where="kind"
+                raise Refusal(
+                    ConfigError(problem.what, found=reason, hint=problem.hint, where="kind")
                 ) from problem
             return model.model_validate(value)
 
