@@ -5,6 +5,8 @@
 # make test-ranks    several processes that train one model
 # make test-slow     large cases of tests that `make test` has small ones of
 # make test-browser  pages in a headless Chromium (`make test` has them where one is installed)
+# make test-engines  real inference servers (an environment of their own, 3 GB; FLOWRL_SGLANG_PYTHON
+#               names one that is there)
 # make learn    every program learns from a warm start (`make test-slow` has two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
@@ -45,7 +47,7 @@ SHARED = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 SOAK_EVENTS ?= 10000000
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-browser test-slow test-ranks learn soak bounds chaos check format bench bench-trl lock set-up clean
+.PHONY: demo test test-browser test-slow test-engines test-ranks learn soak bounds chaos check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
@@ -68,6 +70,18 @@ test-browser: set-up
 
 test-%: set-up
 	$(TEST) $(QUICK) tests/$*
+
+test-engines: set-up $(if $(FLOWRL_SGLANG_PYTHON),,.venv-sglang/.set-up)
+	FLOWRL_SGLANG_PYTHON=$(or $(FLOWRL_SGLANG_PYTHON),$(CURDIR)/.venv-sglang/bin/python) \
+	  $(TEST) tests/engines
+
+# Without the packages that SGLang requires for GPUs; tests/engines has a stand-in for its kernels.
+.venv-sglang/.set-up: requirements/sglang.txt
+	@test -x .venv-sglang/bin/python || requirements/make_venv.sh .venv-sglang
+	@echo "installing SGLang into .venv-sglang"
+	@.venv-sglang/bin/python -m pip --quiet install "$$(grep '^torch==' $<)" $(QUIETLY)
+	@.venv-sglang/bin/python -m pip --quiet install --no-deps -r $< $(QUIETLY)
+	@touch $@
 
 learn: set-up
 	timeout --kill-after=30 $(LEARN_LIMIT_S) $(BIN)/python -m pytest -q tests/learning \
@@ -137,4 +151,4 @@ lock:
 	rm -rf build/lock-venv
 
 clean:
-	rm -rf $(VENV) .venv-trl build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-trl .venv-sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -44,6 +44,8 @@ __all__ = ["Piece", "Server", "ServerEngine"]
 _ABORT_AGAIN_S = 0.05
 # The outputs of one decode step come one by one; they are reported together.
 _TOGETHER_S = 0.002
+# Polls one after the other without a wait would keep the loop's thread from running.
+_LEAST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,7 @@ class ServerEngine:
         """See `GenerateBackend`."""
         with self._changed:
             if (self._live or self._num_loading) and not self._has_output():
-                if self._changed.wait_for(self._has_output, timeout_s):
+                if self._changed.wait_for(self._has_output, max(timeout_s, _LEAST_WAIT_S)):
                     self._changed.wait_for(lambda: self._error is not None, _TOGETHER_S)
                 elif self._live and not self._num_loading:
                     self._require_heard()

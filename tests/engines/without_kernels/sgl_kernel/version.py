@@ -1,0 +1,3 @@
+"""SGLang asks for the version here too."""
+
+__version__ = "0.4.10"
