@@ -312,16 +312,15 @@ def test_a_server_that_is_not_ready_in_time_is_an_error(model: Path, tmp_path: P
         opened(model, python=python, start_timeout_s=0.01)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"python": "/nowhere/python"}, "there is no such interpreter"),
-        ({}, "SGLang is not installed here"),
-    ],
-)
-def test_an_environment_that_is_not_there_is_refused(model, options, message) -> None:
-    with pytest.raises(BackendError, match=message):
-        opened(model, **options)
+def test_an_interpreter_that_is_not_there_is_reported_before_anything_starts() -> None:
+    status = plugin.check({"python": "/nowhere/python"})
+    assert (status.usable, status.problem) == (False, "there is no interpreter /nowhere/python")
+    assert plugin.check({"python": sys.executable}).usable
+
+
+def test_a_role_without_an_environment_of_sglang_is_refused(model: Path) -> None:
+    with pytest.raises(BackendError, match="SGLang is not installed here"):
+        opened(model)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import shutil
+import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field, model_validator
 
-from flowrl.backend.plugin import BackendStatus, BasePlugin, Capabilities, Service
+from flowrl.backend.plugin import (
+    NO_OPTIONS,
+    BackendStatus,
+    BasePlugin,
+    Capabilities,
+    Service,
+)
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:
@@ -69,8 +77,15 @@ class SglangPlugin(BasePlugin):
         sampling=frozenset({"top_p", "top_k", "min_p"}),
     )
 
-    def check(self) -> BackendStatus:
+    def check(self, options: Mapping[str, object] = NO_OPTIONS) -> BackendStatus:
         """Returns the version of SGLang here, if any; options may name another environment."""
+        python = options.get("python") or sys.executable
+        if shutil.which(str(python)) is None:
+            return BackendStatus(
+                usable=False,
+                problem=f"there is no interpreter {python}",
+                hint="set the option python to that of an environment with SGLang (docs/engines.md)",
+            )
         try:
             installed = version("sglang")
         except PackageNotFoundError:
@@ -81,26 +96,16 @@ class SglangPlugin(BasePlugin):
         """Starts a server, or connects to one.
 
         Raises:
-            BackendError: There is no such interpreter, the server did not start, or it is of
-                another version.
+            BackendError: SGLang is nowhere, the server did not start, or it is of another version.
         """
         from flowrl_backends.servers.engine import ServerEngine
         from flowrl_backends.sglang.server import SglangServer
 
         options = SglangOptions.model_validate(dict(context.options))
-        at = f"roles.{context.role}"
-        if options.python and not os.access(options.python, os.X_OK):
-            raise BackendError(
-                "there is no such interpreter",
-                where=f"{at}: option python",
-                found=options.python,
-                expected="the python of an environment that has SGLang",
-                hint="docs/engines.md says how to make one",
-            )
         if not (options.python or options.url or self.check().version):
             raise BackendError(
                 "SGLang is not installed here, and no environment of its own is named",
-                where=at,
+                where=f"roles.{context.role}",
                 hint="set the option python to the interpreter of an environment that has it",
             )
         server = SglangServer(context, options)
