@@ -84,7 +84,7 @@ class SglangPlugin(BasePlugin):
             return BackendStatus(
                 usable=False,
                 problem=f"there is no interpreter {python}",
-                hint="set the option python to that of an environment with SGLang (docs/engines.md)",
+                hint="set the option python to that of an environment that has SGLang",
             )
         try:
             installed = version("sglang")
