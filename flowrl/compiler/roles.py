@@ -13,6 +13,7 @@ from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.sample_sets import sampling_node
+from flowrl.graph.streaming import is_rule_score
 from flowrl.ids import RoleName
 from flowrl.passes.settle_truncation import changed_options
 from flowrl.program.parameters import RoleKind
@@ -161,6 +162,16 @@ def _check_backend(
             expected="FILE.py:NAME or module:NAME",
             hint=f"set roles.{name}.environment=FILE.py:NAME",
         )
+    model = role_backends.roles[name].model
+    is_new = model is not None and not isinstance(model, str)
+    if kind is Policy and is_new and Service.TRAIN not in capabilities.services:
+        raise ConfigError(
+            f"role {name!r} has a new model, whose weights a trainer makes, and backend "
+            f"{backend!r} is none",
+            where=where,
+            found=f"it offers {', '.join(sorted(capabilities.services))}",
+            hint=f"name a model folder in roles.{name}.model, or a backend that trains",
+        )
     head = head_of(kind)
     if kind in _MODELS and head not in capabilities.heads:
         raise ConfigError(
@@ -228,9 +239,17 @@ def _check_copy(
         )
 
 
+_FORWARD = (Op.LOGPROBS, Op.VALUES, Op.SCORE)
+
+
+def _runs_model(node: Node) -> bool:
+    """True for a forward pass, which trainers make."""
+    return node.op in _FORWARD and not is_rule_score(node)
+
+
 def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[GraphError]:
     """Yields nodes that ask an engine or a trainer for what its backend does not declare."""
-    for node in stage.graph.of_op(Op.GENERATE, Op.SYNC, Op.UPDATE):
+    for node in stage.graph.of_op(Op.GENERATE, Op.SYNC, Op.UPDATE, *_FORWARD):
         changed = changed_options(node)
         kind = changed.pop("grammar", None)
         if isinstance(sampling := node.attr("sampling"), Sampling) and sampling.stop:
@@ -240,11 +259,16 @@ def _abilities(role_backends: RoleBackends, stage: LoweredStage) -> Iterator[Gra
         average = "average" if node.attr("decay") else None
         reset = "reset" if node.attr("reset_optimizer") else None
         summed = "sum" if node.attr("sum") else None
+        takes = node.op is Op.SYNC and source != node.role
+        trains = "train" if node.op is Op.UPDATE or takes or _runs_model(node) else None
+        generates = "generate" if node.op is Op.GENERATE else None
         for role, ability, what, declared in (
             (node.role, kind, f"hold its tokens to a grammar ({kind})", "grammars"),
             (node.role, average, "average weights (decay=)", "updates"),
             (source, reset, "reset an optimizer", "updates"),
             (node.role, summed, "learn from a sum (fl.sum)", "updates"),
+            (node.role, trains, "do what a trainer does", "services"),
+            (node.role, generates, "generate", "services"),
             *((node.role, key, f"sample with {key}={changed[key]}", "sampling") for key in changed),
         ):
             if role is None or ability is None:

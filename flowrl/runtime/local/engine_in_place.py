@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.backend.plugin import Plugin
+from flowrl.backend.plugin import Plugin, Service
 from flowrl.backend.protocols import (
     Finished,
     Loaded,
@@ -28,8 +28,10 @@ class EngineInPlace(RestartableEngine):
     def __init__(self, plugin: Plugin, context: PolicyContext, train: TrainBackend) -> None:
         self._train = train
         self._kept: list[Progress | Finished | Loaded] = []
-        # Ranks have the parameters in processes of their own.
-        in_place = plugin.capabilities.shares_weights and num_ranks(context) == 1
+        can = plugin.capabilities
+        # Ranks have the parameters in processes of their own, and some roles have no trainer.
+        alone = num_ranks(context) > 1 or Service.TRAIN not in can.services
+        in_place = can.shares_weights and not alone
         shared = train if in_place else None
         self._copies = None if shared else WeightFolders(Path(tempfile.gettempdir()))
         super().__init__(

@@ -8,6 +8,7 @@ from typing import cast
 
 from flowrl.backend.environment import EnvironmentContext
 from flowrl.backend.protocols import PolicyContext, ScoreContext, Service, TrainBackend
+from flowrl.backend.registry import find
 from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RunConfig, RuntimeConfig
@@ -20,6 +21,7 @@ from flowrl.runtime.groups import LocalGroup
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_in_place import EngineInPlace
 from flowrl.runtime.local.engine_process import open_engine_worker
+from flowrl.runtime.local.folder_model import FolderModel
 from flowrl.runtime.local.ranks import RankProcesses, num_ranks
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.scoring.pool import ScoringPool
@@ -51,11 +53,18 @@ class LocalExecutor:
     def open_policy(
         self, placement: Placement, context: PolicyContext, *, generates: bool
     ) -> PolicyWorker:
-        plugin = require(placement.backend, Service.TRAIN, context)
+        plugin = find(placement.backend)
+        only_generates = generates and Service.TRAIN not in plugin.capabilities.services
+        if not only_generates:
+            require(placement.backend, Service.TRAIN, context)
         if generates:
             require(placement.backend, Service.GENERATE, context)
-        several = num_ranks(context) > 1
-        train = self._ranks(placement, context) if several else plugin.open_train(context)
+        if only_generates:
+            train = cast(TrainBackend, FolderModel(context))
+        elif num_ranks(context) > 1:
+            train = self._ranks(placement, context)
+        else:
+            train = plugin.open_train(context)
         return PolicyWorker(
             role=context.role,
             context=context,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.backend.environment import EnvironmentContext
 from flowrl.backend.protocols import PolicyContext, ScoreContext, Service
+from flowrl.backend.registry import find
 from flowrl.compiler import CompiledStage
 from flowrl.config.rewards import RewardsConfig
 from flowrl.config.schema import RunConfig, RuntimeConfig
@@ -93,6 +94,8 @@ class RayExecutor(LocalExecutor):
         if context.device != "cpu":
             device = self._own_devices.get(context.device, context.device)
             context = replace(context, device=device)
+            return super().open_policy(placement, context, generates=generates)
+        if Service.TRAIN not in find(placement.backend).capabilities.services:
             return super().open_policy(placement, context, generates=generates)
         from flowrl.runtime.ray.policies import ActorGroup
 
