@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from flowrl.backend.batch import Floats, Ints, KeptTokens
 from flowrl.backend.plugin import Plugin
@@ -148,14 +149,10 @@ def _alone(at: CheckedEngine) -> str:
     exact = at.models.context.dtype == "float32"
     if at.capabilities.seeds and same < (len(requests) if exact else len(requests) // 2):
         raise CheckFailed(
-            f"{len(requests) - same} of {len(requests)} samples have other tokens alone than in a "
-            "batch of 8",
+            f"{len(requests) - same} of 8 samples have other tokens alone than in a batch",
             f"{_UNSEEDED}: seeds must depend on the request alone",
         )
-    return (
-        f"{same} of {len(requests)} samples are the same alone and in a batch"
-        f"{_difference(at, worst)}"
-    )
+    return f"{same} of 8 samples are the same alone and in a batch{_difference(at, worst)}"
 
 
 def _greedy(at: CheckedEngine) -> str:
@@ -255,6 +252,31 @@ def _stops(at: CheckedEngine) -> str:
                 "the sampling options of the workflow are not those of the rollout",
             )
     return found
+
+
+def _stop_texts(at: CheckedEngine) -> str:
+    if "stop" not in at.capabilities.sampling:
+        raise NotDeclared("Capabilities.sampling has no stop")
+    decode = Tokenizer.from_file(str(at.models.first / "tokenizer.json")).decode
+    requests, num_ended = [at.request(i, temperature=0.0) for i in range(1200, 1216)], 0
+    whole = at.finish(requests)
+    for request in requests:
+        tokens = whole[request.sample].tokens.tolist()
+        pairs = [decode(tokens[place : place + 2]) for place in reversed(range(len(tokens) - 1))]
+        stop = next((text for text in pairs if len(text) == 2 and text.isalnum()), None)
+        if stop is None:
+            continue
+        sampling = replace(request.sampling, stop=stop)
+        (end,) = at.finish([replace(request, sampling=sampling)]).values()
+        right = next(n for n in range(1, len(tokens) + 1) if stop in decode(tokens[:n]))
+        if end.reason is not FinishReason.STOP or end.tokens.tolist() != tokens[:right]:
+            raise CheckFailed(
+                f"{end.sample} ended with {end.reason.value} and {len(end.tokens)} tokens, where "
+                f"{stop!r} is complete with token {right}",
+                "what follows a stop text is trained on, or the text itself is not",
+            )
+        num_ended += 1
+    return f"{num_ended} samples ended with a text of two tokens"
 
 
 def _published(at: CheckedEngine) -> str:
@@ -419,10 +441,7 @@ def _same_whole(
     rest: Mapping[SampleId, Finished],
     when: str,
 ) -> None:
-    """Requires that samples have the tokens that they had without an interruption.
-
-    Of an engine without seeds only their logprobs are known, which the caller compares.
-    """
+    """Requires the tokens of `whole`; without seeds, the caller compares logprobs alone."""
     for part in parts if at.capabilities.seeds else ():
         tokens = np.concatenate([part.response, rest[part.sample].tokens])
         if not np.array_equal(tokens, whole[part.sample].tokens):
@@ -446,6 +465,7 @@ ENGINE_CHECKS: dict[str, Callable[[CheckedEngine], str]] = {
     "resume": _resume,
     "abort": _abort,
     "stop tokens": _stops,
+    "stop texts": _stop_texts,
     "publication": _published,
     "publication in flight": _published_in_flight,
     "sleep and wake": _sleep,

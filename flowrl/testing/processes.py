@@ -76,10 +76,7 @@ def check_processes(plugin: Plugin, models: Models, name: str | None) -> str:
         "after their driver was killed",
         "a killed run leaves servers that keep the memory of the device",
     )
-    return (
-        f"its {len(started)} processes end with close(), and when their driver is killed; their "
-        "death is noticed"
-    )
+    return f"its {len(started)} processes end with close() and their driver; their death is noticed"
 
 
 def _check_killed(plugin: Plugin, models: Models) -> None:

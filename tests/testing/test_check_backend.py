@@ -86,27 +86,40 @@ def test_a_run_learns_of_the_death_of_an_engines_processes(
         process.wait()
 
 
-class OwnLogprobs:
-    """The torch plug-in, whose engines report the model's logprobs for the sampler's."""
+class OtherSampling:
+    """The torch plug-in, whose engines sample with other options than they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.name, self.capabilities = "faulty", find("torch").capabilities
+        self._options = options
 
     def open_generate(self, context: Any, shared: Any) -> Any:
         engine = find("torch").open_generate(context, shared)
         submit = engine.submit
         engine.submit = lambda requests: submit(
-            [replace(r, sampling=replace(r.sampling, logprobs="model")) for r in requests]
+            [replace(r, sampling=replace(r.sampling, **self._options)) for r in requests]
         )
         return engine
 
 
-def test_the_logprobs_of_a_sampler_are_those_over_what_it_keeps(models: Models):
-    engine = CheckedEngine(OwnLogprobs(), models)
-    with pytest.raises(CheckFailed, match="from those over the tokens that it kept"):
-        ENGINE_CHECKS["logprobs of the sampler"](engine)
+@pytest.mark.parametrize(
+    ("check", "options", "found"),
+    [
+        (
+            "logprobs of the sampler",
+            {"logprobs": "model"},
+            "from those over the tokens that it kept",
+        ),
+        ("stop texts", {"stop": ""}, r"and 24 tokens, where '\w\w' is complete with token \d+"),
+    ],
+)
+def test_what_few_engines_declare_is_checked_where_it_is_declared(
+    models: Models, check: str, options: Any, found: str
+):
+    with pytest.raises(CheckFailed, match=found):
+        ENGINE_CHECKS[check](CheckedEngine(OtherSampling(**options), models))
     with pytest.raises(NotDeclared):
-        run_check("logprobs of the sampler", "", models)
+        run_check(check, "", models)
 
 
 def test_an_engine_that_ends_nothing_is_told_after_the_time_limit(models: Models):
