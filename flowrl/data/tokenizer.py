@@ -208,10 +208,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> Ints:
-        """Returns int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
-
-        A character outside the vocabulary is a DataError.
-        """
+        """Returns int64 `[n]`, a text in the middle of a sample: nothing is put around it."""
         return _ids(self._encode(text, self._pieces, special=False))
 
     def encode_response(self, text: str) -> Ints:

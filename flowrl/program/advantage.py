@@ -224,13 +224,8 @@ def gae(
         lam: Lambda of the advantages.
         lam_value: Lambda of the critic's targets; None: the same.
         length_alpha: Above 0, a sample of l tokens has lambda 1 - 1 / (length_alpha l) instead.
-        whiten: Whether advantages are standardised over all response tokens of the batch.
-        reference: Logprobs of the reference policy, for a KL penalty in the reward.
-        kl: Its coefficient; 0 is none.
-        kl_estimator: Of the penalty at each token.
+        whiten, reference, kl, kl_estimator, token_rewards: As of `reinforce_pp`.
         masking: What the recursion does at tokens that the policy did not produce.
-        token_rewards: Rewards of tokens in addition to the score, as a process reward model gives
-            them.
 
     Returns:
         Advantages, one a token, and the critic's targets, for `critic.update(returns=...)`.

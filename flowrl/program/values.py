@@ -21,16 +21,9 @@ Array: TypeAlias = "npt.NDArray[Any]"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleValue:
-    """One sample.
+    """One sample of `SamplesValue`, which describes its fields; those of tokens are `[t]`.
 
-    Attributes:
-        sample: Its id: epoch, row of the data, member of the group.
-        prompt: The prompt's text, without the chat template.
-        text: The decoded response; of an episode, all that was said.
-        tokens: int64 `[t]`, prompt and response.
-        response_mask: bool `[t]`, true where the policy produced the token.
-        rollout_logprobs: float32 `[t]`, of the policy that sampled the tokens, 0 off the mask; None
-            for samples that no policy generated.
+    The id `sample` has the epoch, the row of the data and the member of the group.
     """
 
     sample: str
