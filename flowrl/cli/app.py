@@ -18,7 +18,7 @@ import typer
 
 from flowrl.cli.groups import backends, data, plugin
 from flowrl.cli.options import Config, Debug, Json, Overrides, RunPath, config_file
-from flowrl.cli.run_commands import report, samples, trace
+from flowrl.cli.run_commands import report, samples, trace, watch
 from flowrl.errors import ConfigError
 
 app = typer.Typer(
@@ -472,6 +472,7 @@ def why(
 app.command()(samples)
 app.command()(trace)
 app.command()(report)
+app.command()(watch)
 
 
 @app.command()

@@ -76,3 +76,16 @@ def report(
     from flowrl.cli import report as command
 
     command.run(run, output)
+
+
+def watch(
+    run: RunPath,
+    every: Annotated[
+        float, typer.Option("--every", metavar="S", help="Seconds between two looks.", min=0.1)
+    ] = 1.0,
+    debug: Debug = False,
+) -> None:
+    """Show what a run does now, anew every second until it ends."""
+    from flowrl.cli import watch as command
+
+    command.run(run, every)
