@@ -190,7 +190,10 @@ def merged(old: Node | None, new: Node, declared: object, path: str = "") -> Nod
             old, new, declared
         ):
             if "preset" in changes and fitting_model(declared, new.kind or old.kind) in _ROWS:
-                _drop_layout(entries)
+                # Keys that describe another layout of rows go, but for those of the command line.
+                for key in {key for preset in PRESETS.values() for key in preset} & entries.keys():
+                    if not entries[key].origin.override:
+                        del entries[key]
             for key, change in changes.items():
                 inner = declared_child(declared, key, new.kind or old.kind)
                 entries[key] = merged(entries.get(key), change, inner, _join(path, key))
@@ -216,13 +219,6 @@ def merged(old: Node | None, new: Node, declared: object, path: str = "") -> Nod
     if not new.leads_to_key:
         old.origin = new.origin
     return old
-
-
-def _drop_layout(entries: dict[str, Node]) -> None:
-    """Drops the keys that describe another layout of rows, but for those of the command line."""
-    for key in {key for preset in PRESETS.values() for key in preset} & entries.keys():
-        if not entries[key].origin.override:
-            del entries[key]
 
 
 def _differ_in_kind(old: Node, new: Node, declared: object) -> bool:

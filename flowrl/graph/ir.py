@@ -297,10 +297,8 @@ class Graph:
 
 def format_attr(value: Attr) -> str:
     """Returns the text of an attribute; that of a spec is `family:kind(field=value, ...)`."""
-    return f"{value.family}:{value}" if isinstance(value, Spec) else _format_scalar(value)
-
-
-def _format_scalar(value: Scalar) -> str:
+    if isinstance(value, Spec):
+        return f"{value.family}:{value}"
     # Strings are JSON strings, so that no value can break a line.
     return json.dumps(value) if isinstance(value, str) else format_scalar(value)
 

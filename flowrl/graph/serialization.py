@@ -58,14 +58,13 @@ def graph_to_json(graph: Graph) -> dict[str, Json]:
         "version": GRAPH_VERSION,
         "name": graph.name,
         "level": str(graph.level),
-        "nodes": [_node_to_json(node) for node in graph.nodes],
+        "nodes": [
+            asdict(replace(node, attrs=()))
+            | {"attrs": {name: _attr_to_json(value) for name, value in node.attrs}}
+            for node in graph.nodes
+        ],
         "edges": [asdict(edge) for edge in graph.edges],
     }
-
-
-def _node_to_json(node: Node) -> dict[str, Json]:
-    attrs = {name: _attr_to_json(value) for name, value in node.attrs}
-    return {**asdict(replace(node, attrs=())), "attrs": attrs}
 
 
 def _attr_to_json(value: Attr) -> Json:

@@ -17,9 +17,11 @@ def streaming_nodes(graph: Graph) -> set[NodeId]:
     made = sample_sets(graph)
     streaming: set[NodeId] = set()
     for node in graph.nodes:
-        if node.op in (Op.GENERATE, Op.INTERACT) or (
-            is_rule_score(node) and _is_of_rollout(graph, graph.node(made[node.id]))
-        ):
+        # A rollout's driver scores all of its samples. What is known of a part of them by row, of
+        # joined sets and of data is scored when the batch is there.
+        maker = origin_of(graph, graph.node(made[node.id]), (Op.FILTER, Op.SELECT))
+        scored_at_once = is_rule_score(node) and maker.op in (Op.GENERATE, Op.INTERACT)
+        if node.op in (Op.GENERATE, Op.INTERACT) or scored_at_once:
             streaming.add(node.id)
             continue
         spec = node.attr("spec")
@@ -30,15 +32,6 @@ def streaming_nodes(graph: Graph) -> set[NodeId]:
         if len(origins) == 1 and all(source in streaming for source in reads):
             streaming.add(node.id)
     return streaming
-
-
-def _is_of_rollout(graph: Graph, maker: Node) -> bool:
-    """True if a set is a rollout, or what filters and selections keep of it.
-
-    A rollout's driver scores all of its samples. What is known of a part of them by row, of joined
-    sets and of data is scored when the batch is there.
-    """
-    return origin_of(graph, maker, (Op.FILTER, Op.SELECT)).op in (Op.GENERATE, Op.INTERACT)
 
 
 def is_rule_score(node: Node) -> bool:

@@ -157,12 +157,8 @@ def _check_node(graph: Graph, node: Node, signature: Signature) -> Iterator[Grap
     yield from conditions(graph, node)
 
 
-def _known(argument: Argument, level: Level) -> bool:
-    return _ORDER[level] <= _ORDER[argument.until]
-
-
 def _check_arguments(graph: Graph, node: Node, signature: Signature) -> Iterator[GraphError]:
-    known = [a for a in signature.arguments if _known(a, graph.level)]
+    known = [a for a in signature.arguments if _ORDER[graph.level] <= _ORDER[a.until]]
     for name in node.inputs:
         if not any(a.is_named(name) for a in known):
             yield node.error(
@@ -207,10 +203,6 @@ def _check_fields(graph: Graph, node: Node, argument: Argument, edge: Edge) -> I
                 f"{node.id} needs '{name}' {per(wanted_field)} ({wanted_field.dtype}), "
                 f"but '{source.id}' gives it {per(field)} ({field.dtype})",
             )
-
-
-def _article(op: Op) -> str:
-    return f"an {op}" if op[0] in "aeiou" else f"a {op}"
 
 
 def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[GraphError]:
@@ -280,8 +272,9 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
             if field.name not in read:
                 yield node.error(f"{node.id} passes on '{field.name}', which it does not read")
     elif node.outputs != expected:
+        article = "an" if node.op[0] in "aeiou" else "a"
         yield node.error(
-            f"{node.id} does not produce what {_article(node.op)} does",
+            f"{node.id} does not produce what {article} {node.op} does",
             found=names_of(node.outputs),
             expected="; ".join(str(field) for field in expected),
         )

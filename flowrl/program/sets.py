@@ -310,7 +310,8 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
             "one or more sets of samples, either all alone or all with their values",
             "write fl.concat(a, b), or rollout, scores = fl.concat((a, a_scores), (b, b_scores))",
         )
-    if missing_logprob is not None and not _is_logprob(missing_logprob):
+    is_number = isinstance(missing_logprob, int | float) and not isinstance(missing_logprob, bool)
+    if missing_logprob is not None and not (is_number and missing_logprob <= 0):
         raise call.refuse("missing_logprob", missing_logprob, "a number of at most 0")
     reads: dict[str, Read] = {}
     kinds: list[list[type[Handle]]] = []
@@ -345,10 +346,6 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
     if not tupled[0]:
         return joined
     return (joined, *(type(h)(tracer, node, h.fields) for h in parts[0][1:]))
-
-
-def _is_logprob(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value <= 0
 
 
 def _joined_fields(reads: Mapping[str, Read], missing_logprob: float | None) -> tuple[Field, ...]:
