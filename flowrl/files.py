@@ -195,12 +195,13 @@ def require_writable(path: Path) -> None:
         temporary.unlink()
 
 
-def write_result(path: Path, text: str) -> None:
+def write_result(path: Path, content: str | bytes) -> None:
     """Writes a result to a file, atomically unless the path is a link, a device or a pipe."""
+    data = content if isinstance(content, bytes) else _to_bytes(content)
     if _is_written_through(path):
-        path.write_text(text, encoding="utf-8")  # /dev/stdout must not be replaced by a file
+        path.write_bytes(data)  # /dev/stdout must not be replaced by a file
     else:
-        write_text_atomic(path, text)
+        _write_atomic(path, data)
 
 
 def _is_written_through(path: Path) -> bool:

@@ -137,7 +137,9 @@ def graph(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to .svg, .html, .txt, .mmd, .dot or .json."),
+        typer.Option(
+            "--output", "-o", help="Write to .svg, .png, .html, .txt, .mmd, .dot or .json."
+        ),
     ] = None,
     json: Json = False,
     debug: Debug = False,

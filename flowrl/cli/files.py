@@ -292,7 +292,7 @@ def require_json(given: Path | None, default: Path, option: str) -> Path:
     return given or default
 
 
-def write_output(path: Path, text: str, what: str | None = None) -> None:
+def write_output(path: Path, content: str | bytes, what: str | None = None) -> None:
     """Writes a file as a whole, or into a device or pipe.
 
     Args:
@@ -302,7 +302,7 @@ def write_output(path: Path, text: str, what: str | None = None) -> None:
         ConfigError: It cannot be written.
     """
     try:
-        write_result(path, text)
+        write_result(path, content)
     except OSError as error:
         raise _not_written(path, "--output", error) from error
     if what is not None and path.is_file():  # the reader of a pipe sees the contents

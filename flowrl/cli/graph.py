@@ -11,7 +11,7 @@ from flowrl.cli.files import format_of, offering_cluster, require_output, stage_
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
-from flowrl.viz import FORMATS, render
+from flowrl.viz import FORMATS, render, render_png
 from flowrl.wording import one_of_them
 
 _FORMATS_OF_SUFFIXES = {
@@ -21,6 +21,7 @@ _FORMATS_OF_SUFFIXES = {
     ".json": ("json",),
     ".svg": ("svg",),
     ".html": ("html",),
+    ".png": ("png",),
 }
 """The formats that a file of each suffix may hold; the first is the default."""
 LEVELS = ("traced", "lowered", "placed")
@@ -66,6 +67,9 @@ def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     options = _checked(options)
     _check_overrides(target, overrides, options)
     loaded = load_graph(target, overrides, options)
+    if options.form == "png" and options.output is not None:
+        write_output(options.output, render_png(loaded.graph), _summary(loaded.graph, options))
+        return
     if options.print_after:
         text = "\n".join(loaded.after_passes)
     else:
@@ -92,7 +96,8 @@ def _summary(graph: Graph, options: GraphOptions) -> str | None:
 def _checked(options: GraphOptions) -> GraphOptions:
     """Returns the options with their format; they go together and the output can be written."""
     if options.form is not None:
-        _one_of("--format", options.form, FORMATS)
+        pixels = ("png",) if options.output is not None else ()  # which are no text to print
+        _one_of("--format", options.form, (*FORMATS, *pixels))
     if options.output is not None:
         held = format_of(options.output, _FORMATS_OF_SUFFIXES, FORMATS)
         if options.form not in (None, *held):

@@ -1,6 +1,6 @@
-"""Drawings of graphs: tree, canonical text, Mermaid, DOT, JSON; and differences of two graphs."""
+"""Drawings of graphs, differences of two graphs, and pages of runs and plans."""
 
 from flowrl.viz.diff import render_diff
-from flowrl.viz.render import FORMATS, render
+from flowrl.viz.render import FORMATS, render, render_png
 
-__all__ = ["FORMATS", "render", "render_diff"]
+__all__ = ["FORMATS", "render", "render_diff", "render_png"]

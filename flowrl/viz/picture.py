@@ -1,7 +1,7 @@
-"""Graphs as SVG, which Graphviz lays out and draws, and as a page that holds the picture.
+"""Graphs as SVG or PNG, which Graphviz lays out and draws, and as a page that holds the picture.
 
-Graphviz comes as a program of the distribution `graphviz-pure`, without packages of the system. The
-picture has its texts as texts, and each node a title with its line of the program, which browsers
+Graphviz comes as a program of the distribution `graphviz-pure`, without packages of the system. An
+SVG has its texts as texts, and each node a title with its line of the program, which browsers
 show under the mouse.
 """
 
@@ -33,7 +33,7 @@ def render_svg(graph: Graph, dot: str) -> str:
         ConfigError: Graphviz is not installed.
         GraphError: Graphviz cannot draw the graph.
     """
-    root = ElementTree.fromstring(_drawn(graph, dot))  # without comments, which have names
+    root = ElementTree.fromstring(_drawn(graph, dot, "svg"))  # without comments, which have names
     for group in root.iter(f"{{{_SVG}}}g"):
         title = group.find(f"{{{_SVG}}}title")
         if title is not None and group.get("class") == "node":
@@ -68,7 +68,12 @@ def render_html(graph: Graph, dot: str) -> str:
     return render_page("graph.html", values, styles=("page.css",))
 
 
-def _drawn(graph: Graph, dot: str) -> str:
+def render_png(graph: Graph, dot: str) -> bytes:
+    """Returns the picture in pixels, twice as many as a screen needs; see `render_svg`."""
+    return _drawn(graph, dot, "png", "-Gdpi=192")
+
+
+def _drawn(graph: Graph, dot: str, form: str, *options: str) -> bytes:
     # The folder of this Python's programs need not be in PATH.
     folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     program = shutil.which(_PROGRAM, path=folders)
@@ -78,13 +83,17 @@ def _drawn(graph: Graph, dot: str) -> str:
             hint="pip install 'flowrl[viz]'; --format mermaid and dot need nothing",
         )
     ended = subprocess.run(
-        [program, "-Tsvg"], input=dot, capture_output=True, encoding="utf-8", timeout=_LIMIT_S
+        [program, f"-T{form}", *options],
+        input=dot.encode(),
+        capture_output=True,
+        timeout=_LIMIT_S,
     )
     if ended.returncode or not ended.stdout:
         raise GraphError(
             "Graphviz cannot draw this graph",
             where=graph.name,
-            found=ended.stderr.strip() or f"exit status {ended.returncode}",
+            found=ended.stderr.decode(errors="replace").strip()
+            or f"exit status {ended.returncode}",
             hint="--format dot shows what it is given",
         )
     return ended.stdout

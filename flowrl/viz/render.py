@@ -53,6 +53,17 @@ def render(graph: Graph, format: str = "tree", *, color: bool = False) -> str:  
     )
 
 
+def render_png(graph: Graph) -> bytes:
+    """Returns the picture of a graph as PNG.
+
+    Raises:
+        ConfigError: What draws pictures is not installed.
+    """
+    from flowrl.viz.picture import render_png
+
+    return render_png(graph, render_dot(graph))
+
+
 # Graphviz, whose language other programs read too.
 
 _DOT_SHAPES = {

@@ -37,10 +37,21 @@ def test_the_end_of_a_name_says_how_a_graph_is_drawn(flowrl: Run, name: str, beg
     assert Path(name).read_text().startswith(begins)
 
 
+def test_a_graph_is_drawn_in_pixels(flowrl: Run):
+    code, out, err = flowrl("graph", "grpo", "-o", "g.png")
+    assert (code, out) == (0, "")
+    assert "written to g.png: graph of grpo, traced, as png" in err
+    picture = Path("g.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n")
+    assert int.from_bytes(picture[16:20]) > 500  # its width
+    assert flowrl("graph", "grpo", "--format", "png", "-o", "h.png")[0] == 0
+    assert "expected: tree | text" in flowrl("graph", "grpo", "--format", "png")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["graph", "grpo", "-o", "g.png"], "a name that ends in .txt or .mmd"),
+        (["graph", "grpo", "-o", "g.pdf"], "a name that ends in .txt or .mmd"),
         (["graph", "grpo", "-o", "g.svg", "--format", "dot"], "--format svg for .svg"),
         (["graph", "grpo", "-o", "g.json", "--format", "dot"], "--format json for .json"),
         (["graph", "grpo", "-o", "g.mmd", "--json"], "--format mermaid for .mmd"),
