@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.backend.protocols import Finished
+from flowrl.backend.protocols import Finished, OptimizerStep
 from flowrl.config.schema import TrainConfig
 from flowrl.errors import BackendError
 from flowrl.ids import EngineId, GroupId, NodeId, RoleName, SampleId, engine_id
@@ -67,7 +68,7 @@ def test_the_engine_whose_logprobs_differ_is_named_with_its_version_and_the_gap(
     guard = MismatchGuard(TrainConfig())
     found = samples((FIRST, 3, -1.05), (SECOND, 3, -1.0), (SECOND, 3, -1.5), (SECOND, 2, 9.0))
     with pytest.raises(BackendError) as caught:
-        guard.check(worker(3), found, Scores())
+        guard.check(worker(3), found, Scores(), is_measured=True)
     error = caught.value
     assert error.where == "actor.generate[1], weights of version 3"
     assert str(error.found).startswith("a mean difference of 0.25, at most 0.5, over 4 tokens")
@@ -76,24 +77,45 @@ def test_the_engine_whose_logprobs_differ_is_named_with_its_version_and_the_gap(
 
 def test_logprobs_that_are_no_numbers_stop_a_run():
     with pytest.raises(BackendError, match=r"actor\.generate\[0\]"):
-        MismatchGuard(TrainConfig()).check(worker(0), samples((FIRST, 0, math.nan)), Scores())
+        MismatchGuard(TrainConfig()).check(
+            worker(0), samples((FIRST, 0, math.nan)), Scores(), is_measured=True
+        )
 
 
 def test_a_few_samples_of_the_weights_of_now_are_compared_after_publications():
     guard, scores = MismatchGuard(TrainConfig(mismatch_every=2)), Scores()
     for version in (4, 4, 5, 6):
         of_now = [(FIRST, version, -1.0)] * 6
-        guard.check(worker(version), samples((FIRST, 3, -9.0), *of_now), scores)
-    guard.check(worker(9, stale=True), samples((FIRST, 9, -9.0)), scores)
-    guard.check(worker(9), samples((FIRST, 8, -9.0), (None, 9, -9.0)), scores)
+        guard.check(worker(version), samples((FIRST, 3, -9.0), *of_now), scores, is_measured=True)
+    guard.check(worker(9, stale=True), samples((FIRST, 9, -9.0)), scores, is_measured=False)
+    passed = samples((FIRST, 8, -9.0), (None, 9, -9.0))
+    guard.check(worker(9), passed, scores, is_measured=False)
     first_four = tuple(SampleId(f"0/0/{number}") for number in range(1, 5))
     assert scores.compared == [first_four, first_four]
+
+
+def test_a_step_of_one_engine_and_version_is_measured_by_its_update():
+    guard, scores = MismatchGuard(TrainConfig()), Scores()
+    for version in (0, 1):
+        guard.check(worker(version), samples((FIRST, version, -1.0)), scores, is_measured=True)
+    assert len(scores.compared) == 1  # before anything is learned, and then no more
+    measured = {"mismatch/abs_mean": 0.3, "mismatch/abs_max": 2.0}
+    step = partial(OptimizerStep, loss=0.0, grad_norm=0.0, learning_rate=0.0, num_tokens=7)
+    with pytest.raises(BackendError) as caught:
+        guard.check_update(worker(1), step(metrics=measured))
+    assert caught.value.where == "actor.generate[0], weights of version 1"
+    assert str(caught.value.found).startswith("a mean difference of 0.3, at most 2, over 7 tokens")
+    guard.check_update(worker(1), step(metrics=measured))  # which nothing waits for
+    guard.check(worker(2), samples((FIRST, 2, -1.0)), scores, is_measured=True)
+    guard.check_update(worker(2), step())
+    guard.check(worker(2), samples((FIRST, 2, -1.0)), scores, is_measured=False)
+    assert len(scores.compared) == 2
 
 
 STALE = """
 from dataclasses import replace
 
-from flowrl.backend.protocols import Finished
+from flowrl.backend.protocols import Finished, OptimizerStep
 from flowrl_backends.torch.engine import TorchEngine
 from flowrl_backends.torch.model import load_model
 from flowrl_backends.torch.plugin import TorchPlugin

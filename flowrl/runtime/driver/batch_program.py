@@ -407,6 +407,7 @@ class BatchProgram:
         for made in coming:
             with SPANS.waiting_for(made, DRIVER, str(node.id)):
                 steps += made.result()
+        self._context.guard.check_update(worker, steps[0])
         self._steer(node, steps, len(put))
 
     def _guard(self, inputs: NodeInputs, worker: PolicyWorker) -> None:
@@ -420,7 +421,9 @@ class BatchProgram:
             put = worker.train.put_samples(samples, self._samplers.get(samples.origin))
             return worker.train.logprobs(put, self._temperature(inputs)).result()
 
-        self._context.guard.check(worker, inputs.samples, score)
+        node = inputs.node
+        measured = node.attr("behaviour_logprobs") is not None and node.id not in self._sums
+        self._context.guard.check(worker, inputs.samples, score, is_measured=measured)
 
     def _watched(self, future: Future[T]) -> Future[T]:
         future.add_done_callback(lambda _: self._context.beat())
