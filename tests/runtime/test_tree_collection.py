@@ -75,6 +75,9 @@ class Letters:
         assert chat == "never"
         return np.concatenate([[1], self.encode(text)])
 
+    def without_end(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens[:-1] if tokens[-1] == EOS else tokens
+
 
 def made(rule: str | PromptsSpec) -> ChildPrompts:
     (node,) = PARTS.graph.of_op(Op.PROMPTS_OF)
@@ -90,9 +93,9 @@ def of_one(rule: str | PromptsSpec, payload: Payload) -> PromptItem:
 PAIRS = PromptTemplate(text="{response}+{opponent}", opponent=1)
 
 
-def answered(finish: FinishReason = FinishReason.STOP) -> Payload:
+def answered(last: int = EOS, finish: FinishReason = FinishReason.STOP) -> Payload:
     (item,) = prompts(1, first=7)
-    return Payload(item=item, tokens=np.array([20, 21, EOS]), finish=finish)
+    return Payload(item=item, tokens=np.array([20, 21, last]), finish=finish)
 
 
 # Prompts
@@ -103,8 +106,8 @@ def test_a_childs_prompt_has_the_tokens_of_its_parent_without_the_stop_token():
     assert item.prompt_ids.tolist() == [7, 20, 21, *map(ord, "Canswer 7:")]
     assert item.group == "0/7/1"
     assert item.row.answer == "answer 7"
-    cut = of_one("{prompt}{response}", answered(FinishReason.LENGTH))
-    assert cut.prompt_ids.tolist() == [7, 20, 21, EOS]
+    cut = of_one("{prompt}{response}", answered(22, FinishReason.LENGTH))
+    assert cut.prompt_ids.tolist() == [7, 20, 21, 22]
 
 
 def test_a_text_at_the_beginning_is_the_beginning_of_a_prompt():
