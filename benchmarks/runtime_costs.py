@@ -503,11 +503,9 @@ def _payload(tokens: int) -> dict[str, float]:
 # Long runs
 
 
-def measure_steps(steps: int) -> None:
-    rows: dict[str, Any] = {}
-    for kind in ("local", "ray"):
-        rows[kind] = _memory_of(kind, steps)
-    kept("steps", rows)
+def measure_steps(steps: int, kinds: Sequence[str]) -> None:
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept("steps", before.get("steps", {}) | {kind: _memory_of(kind, steps) for kind in kinds})
 
 
 def _memory_of(kind: str, steps: int) -> dict[str, Any]:
@@ -561,6 +559,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--executors", nargs="+", default=["local", "ray"])
     options = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
     match options.part:
@@ -573,7 +572,7 @@ def main() -> None:
         case "control":
             measure_control(options.steps or 200)
         case "steps":
-            measure_steps(options.steps or 500)
+            measure_steps(options.steps or 500, options.executors)
 
 
 if __name__ == "__main__":
