@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import api
+from flowrl.backend.weights import Weights
 from flowrl.cli import why
 from flowrl.errors import ConfigError, WorkerDied
 from flowrl.files import read_json_lines
@@ -29,6 +31,8 @@ from flowrl.runtime.checkpoint.journal import _joined, rollout_journals
 from flowrl.runtime.checkpoint.store import CheckpointStore
 from flowrl.runtime.driver import rounds
 from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
+from flowrl.runtime.driver.streaming_tree import StreamingTree
+from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.runtime.transfer.weight_folders import WeightFolders
 from flowrl.runtime.workers import Waitable, wait_for_any
@@ -510,6 +514,30 @@ REFINED = {"rival.generate": "actor.generate", "actor.generate.2": "rival.genera
 def test_a_tree_runs_ahead_of_the_trainer_and_children_are_as_old_as_their_parents(tmp_path: Path):
     run = api.run(None, tree_config(tmp_path), display=WatchedDisplay()).folder
     check_tree(run, REFINED, 1)
+
+
+def test_no_child_begins_between_the_new_weights_of_its_parent_s_policy_and_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    load, look = StreamingTree.load, StreamingTree.round
+    done: list[str] = []
+
+    def loaded(tree: StreamingTree, fleet: EngineFleet, weights: Weights) -> None:
+        done.append(str(weights.version))
+        load(tree, fleet, weights)
+
+    def looked(tree: StreamingTree, wake: int) -> int:
+        done.append("round")
+        return look(tree, wake)
+
+    monkeypatch.setattr(StreamingTree, "load", loaded)
+    monkeypatch.setattr(StreamingTree, "round", looked)
+    # The rival never learns: its publication is counted at the end of each step.
+    run = api.run(None, tree_config(tmp_path, "tournament"), display=WatchedDisplay()).folder
+    of_loads = [what for what, _ in groupby(done)]
+    assert [what for what in of_loads if what != "round"] == ["1", "2", "3", "4"]
+    assert done.count("1") == done.count("4") == 2
+    assert {row["end"] for row in rows_of(run)} == {"consumed"}
 
 
 TREES = {

@@ -71,7 +71,8 @@ class AsynchronousStage(Stage):
         self._limits = {r.node: r.driver.scheduler.settings.max_staleness for r in rollouts}
         self._thread = thread
         self._publish = publish
-        self._published: set[RoleName] = set()  # in this step
+        self._published = set(fleets)  # in this step
+        self._loads: list[Callable[[], None]] = []  # of roles in `_published`, until all are there
         self._is_ready = False  # every engine was, once
         self._stop = stop
         self._timeout_s = timeout_s
@@ -170,12 +171,18 @@ class AsynchronousStage(Stage):
     # Weights
 
     def publish(self, engine: EngineId, version: int) -> None:
-        """Sends new weights to the engines and reports the version to the scheduler."""
+        """Sends new weights to the engines and reports the version to the scheduler.
+
+        Those of several policies go together, once the last one's are there: a child that answers
+        a parent of the newest weights may begin with no older ones of its own policy.
+        """
         for role, fleet in self._fleets.items():
             if engine in fleet.engines:
-                weights = fleet.written(version)
-                self._thread.post(partial(self._tree.load, fleet, weights))
+                self._loads.append(partial(self._tree.load, fleet, fleet.written(version)))
                 self._published.add(role)
+        if self._published == self._fleets.keys():
+            self._thread.post(partial(_do_all, self._loads))
+            self._loads = []
 
     # Standing still
 
@@ -230,3 +237,8 @@ class AsynchronousStage(Stage):
             self._thread.call(lambda: self._thread.serve(None), _CLOSE_S)
         finally:
             super().close()
+
+
+def _do_all(acts: Sequence[Callable[[], None]]) -> None:
+    for act in acts:
+        act()
