@@ -68,6 +68,7 @@ def check_processes(plugin: Plugin, models: Models, name: str | None) -> str:
     finally:
         driver.kill()
         driver.wait()
+        driver.stdout.close()
     started = {int(pid) for pid in line.split()}
     if not started:
         raise CheckFailed("the engine did not open in another process", "runs cannot be started")
