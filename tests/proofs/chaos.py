@@ -152,8 +152,12 @@ def config_of(program: str, executor: str, runs: Path) -> dict[str, Any]:
         config |= {"stages": ["async_grpo"], "args": {}}
         config["train"] = {**config["train"], "max_staleness": 1}
     else:
+        workflow = program
+        if program == "ranks":  # as `single`, with a trainer of two processes
+            workflow = "single"
+            config["roles"]["actor"]["ranks"] = 2
         file = Path(__file__).with_name("chaos_programs.py")
-        config |= {"stages": [program], "workflow": f"{file}:{program}", "args": {}}
+        config |= {"stages": [workflow], "workflow": f"{file}:{workflow}", "args": {}}
     config["train"] = {**config["train"], "steps": STEPS, "prompts_per_step": 4}
     config["eval"] = {**config["eval"], "every": 0, "num": 2}
     config["rewards"] = {**config["rewards"], "timeout_s": 20.0} if config["rewards"] else {}

@@ -177,6 +177,7 @@ _VICTIMS: dict[str, Callable[[_Chaos], list[tuple[str, int]]]] = {
     "driver": lambda chaos: [("driver", os.getpid())],
     "engine": lambda chaos: _local(chaos, "flowrl.runtime.local.engine"),
     "scorer": lambda chaos: _local(chaos, "flowrl.runtime.scoring"),
+    "rank": lambda chaos: _local(chaos, "flowrl.runtime.local.rank_worker"),
     "trainer actor": lambda chaos: _actors(".train"),
     "engine actor": lambda chaos: _actors(".generate["),
     "scorer actor": lambda chaos: _actors(".score"),
