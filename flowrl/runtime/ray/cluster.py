@@ -30,6 +30,7 @@ _DEBUGGER = "PYTHONBREAKPOINT"
 _LOCAL = {
     _LOOPBACK: "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",  # a history of calls, which grows and nobody reads
     "RAY_worker_niceness": "0",  # Ray's own 15 would have them wait for everything else here
     AUTH_MODE: "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
