@@ -142,10 +142,9 @@ def _alone(at: CheckedEngine) -> str:
     together = at.finish(requests)
     same, worst = 0, 0.0
     for request in reversed(requests):
-        (alone,) = at.finish([request]).values()
-        same += np.array_equal(alone.tokens, together[request.sample].tokens)
-        served = {request.sample: alone}
-        worst = max(worst, at.require_served([request], served, at.models.first, _BIASED))
+        alone = at.finish([request])
+        same += np.array_equal(alone[request.sample].tokens, together[request.sample].tokens)
+        worst = max(worst, at.require_served([request], alone, at.models.first, _BIASED))
     exact = at.models.context.dtype == "float32"
     if at.capabilities.seeds and same < (len(requests) if exact else len(requests) // 2):
         raise CheckFailed(
@@ -302,8 +301,7 @@ def _published(at: CheckedEngine) -> str:
         )
     finally:
         at.load(FIRST, at.models.first)
-    back = at.finish(requests)
-    at.require_served(requests, back, at.models.first, _BIASED)
+    at.require_served(requests, at.finish(requests), at.models.first, _BIASED)
     return f"8 samples of each version, largest difference {worst:.1g}"
 
 
@@ -373,14 +371,17 @@ def _across(at: CheckedEngine, request: GenerateRequest, end: Finished) -> float
 def _sleep(at: CheckedEngine) -> str:
     _require(at.capabilities.sleep, "sleep")
     requests = [at.request(i) for i in range(900, 904)]
-    before = at.finish(requests)
-    at.engine.sleep()
-    at.engine.wake()
-    at.engine.wake()
-    after = at.finish(requests)
-    worst = at.require_served(
-        requests, after, at.models.first, "the weights are not those from before the sleep"
-    )
+    at.load(SECOND, at.models.second)  # not those that it was opened with
+    try:
+        before = at.finish(requests)
+        at.engine.sleep()
+        at.engine.wake()
+        at.engine.wake()
+        after = at.finish(requests)
+        meaning = "the weights are not those from before the sleep"
+        worst = at.require_served(requests, after, at.models.second, meaning)
+    finally:
+        at.load(FIRST, at.models.first)
     _same_whole(at, requests, before, after, "after sleep and wake")
     return f"4 samples before and after{_difference(at, worst)}"
 

@@ -182,10 +182,14 @@ class PlainEngine:
         else:
             self._model = new
 
+    def wake(self) -> None:
+        if self._fault == "wakes with its first weights":
+            self._model = ReferenceModel(self._context.model)
+
     def nothing(self) -> None:
         pass
 
-    sleep = wake = close = nothing
+    sleep = close = nothing
 
 
 class ServedEngine(PlainEngine):

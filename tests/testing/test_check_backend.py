@@ -52,6 +52,7 @@ def run_check(name: str, fault: str, models: Models, **declared: Any) -> str:
         ("drops tokens", "abort", "ended with abort and 0 tokens"),
         ("no stop token", "stop tokens", "ended with stop, its stop tokens at positions"),
         ("takes unknown tokens", "bad requests", "outside the vocabulary was accepted"),
+        ("wakes with its first weights", "sleep and wake", "differ by up to"),
         ("ends twice", "greedy", "which no running request has"),
         ("reports no weights", "greedy", "were not reported by `poll`"),
     ],
