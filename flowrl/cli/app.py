@@ -395,6 +395,9 @@ def simulate(
     cluster: Cluster = None,
     pin: Pins = None,
     plan: GivenPlan = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Draw the last steps: a page, .html.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -413,6 +416,7 @@ def simulate(
         cluster=cluster,
         pin=tuple(pin or ()),
         plan=plan,
+        output=output,
         json=json,
     )
     command.run(config_file(config, "simulate"), overrides or [], options)

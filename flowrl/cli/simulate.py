@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.cli.files import (
     compiled_by,
+    format_of,
     given_options,
     is_plan,
     machine_words,
@@ -17,7 +18,9 @@ from flowrl.cli.files import (
     refuse_plan,
     refuse_together,
     require_json,
+    require_output,
     stage_named,
+    write_output,
 )
 from flowrl.errors import ConfigError
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from flowrl.cost.source import Cost
     from flowrl.graph import Node
     from flowrl.observe.rows import StepMetrics
-    from flowrl.sim.report import SimReport
+    from flowrl.sim.report import Planned, SimReport
     from flowrl.sim.times import StageTimes
     from flowrl.sim.trace import Trace
     from flowrl.sim.workload import Workload
@@ -50,6 +53,7 @@ class SimulateOptions:
     cluster: str | None = None
     pin: Sequence[str] = ()
     plan: Path | None = None
+    output: Path | None = None
     json: bool = False
 
 
@@ -76,6 +80,9 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     config = loaded.config
     path = config.runtime.runs / f"{config.name}.trace.json"
     path = require_json(options.trace, path, "--trace")
+    if options.output is not None:
+        format_of(options.output, {".html": "html"})
+        require_output(options.output)
     compiled = _compiled(loaded, options.plan)
     names = [stage.name for stage in compiled.stages]
     stage = compiled.stages[names.index(stage_named(names, options.stage, config.name))]
@@ -96,6 +103,10 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
             lengths=_other_lengths(stage, _lengths(options), compiled.config.plan),
             faults=options.faults is not None,
         )
+    if options.output is not None:
+        name = f"simulation of {config.name}, {stage.name}"
+        page = _page(name, report, planned, path, is_cut=trace.num_left_out > 0)
+        write_output(options.output, page, None if options.json else "simulation, as html")
     if options.json:
         sys.stdout.write(report_json(report, planned))
         return
@@ -107,6 +118,21 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
         print(f"\ncompared with {options.against}{other}\n{beside_text(beside(report, measured))}")
     left_out = f", {trace.num_left_out:,} events left out" if trace.num_left_out else ""
     print(f"trace: {path}{left_out} (open it at https://ui.perfetto.dev)")
+
+
+def _page(
+    name: str, report: SimReport, planned: Planned | None, trace: Path, *, is_cut: bool
+) -> str:
+    from flowrl.observe.trace import read_spans
+    from flowrl.sim.report import report_text
+    from flowrl.viz.timeline import render_simulation
+
+    spans = list(read_spans(trace))
+    steps = [(step.begin_s, step.begin_s + step.wall_s) for step in report.steps]
+    if is_cut:  # the trace has no spans of later steps
+        end_s = max(span.end_s for span in spans)
+        steps = [step for step in steps if step[1] <= end_s] or steps[:1]
+    return render_simulation(name, spans, steps, report_text(report, planned))
 
 
 def compare_run(compiled: Compiled, folder: Path) -> str | None:

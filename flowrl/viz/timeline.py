@@ -1,4 +1,4 @@
-"""Some steps of a run over time as a page, and those of a simulation below them.
+"""Some steps of a run or of a simulation over time as a page, or one below the other.
 
 Slices that follow each other more closely than the picture can show are drawn as one.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flowrl.errors import ConfigError
-from flowrl.observe.trace import WAIT, Span, Work
+from flowrl.observe.trace import WAIT, Span, Work, work_of
 from flowrl.plan.show.many import seconds_text
 from flowrl.viz.gantt import Bar, Gantt, gantt
 from flowrl.viz.labels import ROLE_COLOURS, RoleColour
@@ -79,10 +79,42 @@ def render_timeline(
     if simulated:
         first_s = min(span.begin_s for span in simulated)
         parts.append(("simulated", _within(simulated, first_s, first_s + end_s - begin_s)))
+    return _page(name, parts, end_s - begin_s, work, "")
+
+
+def render_simulation(
+    name: str, spans: Sequence[Span], steps: Sequence[tuple[float, float]], summary: str
+) -> str:
+    """Returns the page of a simulation, which draws its last steps.
+
+    Args:
+        spans: All of the simulation.
+        steps: The begin and the end of each step.
+        summary: The text of the simulation's result, which the page shows.
+    """
+    shown = steps[-_SHOWN_STEPS:]
+    begin_s, end_s = shown[0][0], shown[-1][1]
+    first = len(steps) - len(shown) + 1
+    what = f"steps {first} to {len(steps)}" if len(shown) > 1 else f"step {first}"
+    lanes = sorted(
+        (span for span in spans if _ROW.search(span.worker) is None), key=lambda span: span.begin_s
+    )
+    parts = [(what, _within(lanes, begin_s, end_s))]
+    return _page(name, parts, end_s - begin_s, work_of(lanes)[1], summary)
+
+
+def _page(
+    name: str,
+    parts: Sequence[tuple[str, Sequence[Span]]],
+    length_s: float,
+    work: Sequence[Work],
+    summary: str,
+) -> str:
     colours = _colours([span for _, part in parts for span in part])
-    pictures = [(what, *_picture(part, end_s - begin_s, colours)) for what, part in parts]
+    pictures = [(what, *_picture(part, length_s, colours)) for what, part in parts]
     values = {
         "title": name,
+        "summary": summary,
         "pictures": pictures,
         "colours": list(colours.items()),
         "work": [
