@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import json
 import re
 import subprocess
@@ -14,6 +16,7 @@ import yaml
 from flowrl.cli import main
 from flowrl.observe.trace import read_spans
 from flowrl.sim.profile import load_profile
+from flowrl.sim.trace import Trace
 from tests.runtime.tiny_runs import tiny_config, write_config
 from tests.sim.quick_profiles import quick_profiles
 
@@ -81,6 +84,32 @@ def test_lengths_faults_and_engines_are_taken_from_the_command_line(place, capsy
 
 def test_a_stage_but_the_last_can_be_named(place, capsys):
     assert told(capsys, "--stage", "sft")["stage"] == "sft"
+
+
+def test_the_last_steps_are_drawn_as_a_page_below_the_printed_result(place, capsys):
+    assert flowrl("simulate", "tiny.yaml", "--steps", "5", "-o", "sim.html") == 0
+    out, err = capsys.readouterr()
+    assert "written to sim.html: simulation, as html" in err
+    page = (place / "sim.html").read_text()
+    result, _ = out.split("trace: ")
+    assert f"<pre>{result}</pre>" in html.unescape(page)
+    assert "<h1>simulation of tiny, grpo</h1>" in page
+    assert "<h2>steps 3 to 5</h2>" in page
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
+    calls = dict(zip(cells[1::5], cells[4::5], strict=True))
+    assert calls["update"] == "5"
+    report = told(capsys, "--steps", "5", "-o", "again.html")
+    assert len(report["steps"]) == 5  # standard output is nothing but JSON
+    assert (place / "again.html").read_text() == page
+
+
+def test_of_a_trace_that_is_cut_the_page_draws_the_steps_that_are_whole(place, capsys, monkeypatch):
+    monkeypatch.setattr("flowrl.sim.trace.Trace", functools.partial(Trace, limit=100))
+    report = told(capsys, "--steps", "5", "-o", "sim.html", "--trace", "cut.json")
+    end_s = max(span.end_s for span in read_spans(place / "cut.json"))
+    whole = [s["step"] for s in report["steps"] if s["begin_s"] + s["wall_s"] <= end_s]
+    assert 1 < len(whole) < 5
+    assert f"to {whole[-1]}</h2>" in (place / "sim.html").read_text()
 
 
 HERE = sorted(path for path in CONFIGS.glob("*.yaml") if "qwen25" not in path.stem)
@@ -264,6 +293,9 @@ def test_a_stage_of_examples_has_rows_a_second(place, capsys):
         (["--profile", "nothing.json"], "--profile nothing.json: the profile cannot be read"),
         (["--trace", "tiny.yaml/trace.json"], "the trace cannot be written"),
         (["--against", "runs"], "this is no run folder"),
+        (["-o", "sim.svg"], "expected: a name that ends in .html"),
+        (["-o", "sim"], "to fix: --output sim.html"),
+        (["-o", "nowhere/sim.html"], "mkdir -p nowhere"),
     ],
 )
 def test_mistakes_end_with_2_and_say_what_to_do(place, capsys, words, said):
