@@ -122,6 +122,7 @@ print(json.dumps([(f.name, f.distribution, f.version, str(f.error)) for f in ava
 """
     assert json.loads(built.python(code)) == [
         ["environment", "flowrl", "0.1.0", "None"],
+        ["sglang", "flowrl", "0.1.0", "None"],
         ["torch", "flowrl", "0.1.0", "None"],
         ["verify", "flowrl", "0.1.0", "None"],
     ]

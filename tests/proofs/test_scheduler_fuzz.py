@@ -177,7 +177,7 @@ MUTATIONS = [
     # Ten seconds pass until an episode meets it.
     pytest.param(Fleet, "unpack", leave_the_freed_engines_closed, marks=pytest.mark.slow),
     (RolloutScheduler, "to_json", forget_what_failed),
-    (AdmissionQueue, "room", one_group_more),
+    (AdmissionQueue, "num_admissible", one_group_more),
     (AdmissionQueue, "wanted_by_budget", never_ask),
     (Lifecycle, "fail_reward", ask_for_no_second_score),
     (Placement, "release", keep_the_slot),

@@ -128,6 +128,8 @@ def run(
 ) -> Path:
     config = {**config_of(runs, steps=steps), "args": {}, "executor": executor}
     config["roles"]["actor"]["num_engines"] = num_engines
+    # The guard lays out a few samples in the driver: at the first step alone.
+    config["train"] = {**config.get("train", {}), "mismatch_every": steps}
     return fl.run(by_own_logprobs, config, display=display or WatchedDisplay()).folder
 
 
@@ -152,7 +154,8 @@ def test_one_engine_and_two_of_which_one_is_killed_learn_what_a_local_run_does(
     assembled = watched_batches(monkeypatch)
     assert learned(run(tmp_path / "two", "ray", 2, Killer(engines))) == expected
     assert len(engines) == 3
-    assert assembled == [False] * 3  # a batch a step, none of which the driver laid out
+    # A batch a step, none of which the driver laid out, and at the first what the guard compares.
+    assert assembled == [False, True, False, False]
 
 
 def test_an_engine_joins_on_a_place_of_its_own_and_leaves_it(

@@ -63,6 +63,7 @@ def score(*terms: dict[str, object], **sample: object) -> ScoreResult:
 def test_overlong_is_the_length_penalty_times_its_weight(
     length, limit, buffer, factor, cap, weight
 ):
+    buffer = min(buffer, limit)
     options = {"max_tokens": limit, "buffer": buffer, "factor": factor, "cap": cap}
     [penalty] = soft_overlong([length], SoftOverlong(**options))
     result = score({"kind": "overlong", "weight": weight, **options}, num_tokens=length)
