@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -514,6 +515,28 @@ REFINED = {"rival.generate": "actor.generate", "actor.generate.2": "rival.genera
 def test_a_tree_runs_ahead_of_the_trainer_and_children_are_as_old_as_their_parents(tmp_path: Path):
     run = api.run(None, tree_config(tmp_path), display=WatchedDisplay()).folder
     check_tree(run, REFINED, 1)
+
+
+def test_rules_score_parts_and_examples_ahead_of_the_trainer(tmp_path: Path):
+    config = CONFIGS["split_and_joined"](tmp_path, steps=4)
+    config["train"]["max_staleness"] = 1
+    run = api.run(None, config, display=WatchedDisplay()).folder
+    judged: dict[int, list[float]] = {}
+    solved = set()
+    for row in rows_of(run):
+        first, second = map(int, row["prompt"].removesuffix("=").split("+"))
+        texts = [row["response"]]
+        if first >= 50 and (row["step"], row["prompt"]) not in solved:  # its solution is joined
+            solved.add((row["step"], row["prompt"]))
+            texts.append(row["answer"])
+        if second % 2 == 0:
+            scores = (bool(re.fullmatch(".*[0-4]", t)) + 0.5 * t[:1].isdigit() for t in texts)
+            judged.setdefault(row["step"], []).extend(scores)
+    assert len(judged) == 4
+    for step in steps_of(run):
+        mean = sum(judged[step.step]) / len(judged[step.step])
+        assert step.extra["judged_even"] == pytest.approx(mean)
+    assert {age for step in steps_of(run) for age in ages_of(step.extra)} == {0, 1}
 
 
 def test_no_child_begins_between_the_new_weights_of_its_parent_s_policy_and_of_its_own(

@@ -78,6 +78,7 @@ class AsynchronousStage(Stage):
         self._timeout_s = timeout_s
         super().__init__(resources)
         self._trees = (self._tree,)
+        resources.program.quiet = self.quiet
         self._call(lambda: thread.serve(self._tree))
 
     def _call(self, act: Callable[[], None]) -> None:

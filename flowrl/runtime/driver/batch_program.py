@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -109,6 +110,7 @@ class BatchProgram:
     Attributes:
         buffers: What each replay node holds.
         doing: The node that is run; empty between two steps.
+        quiet: Keeps the scorers unused by rollouts while a block runs that uses them.
         kl_coefficients: Coefficients by update node whose penalty adapts, once it has run.
 
     Raises:
@@ -128,6 +130,7 @@ class BatchProgram:
         self.parts = parts
         self.texts = texts
         self.doing = ""
+        self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
         self._plan = plan
         self._context = context
         self._samplings = samplings
@@ -291,7 +294,8 @@ class BatchProgram:
         if self.parts.streams(node.id):
             scores: Floats = scores_by(role_of(node), inputs.samples.payloads)
         elif is_rule_score(node):
-            scores = self._context.score(role_of(node), inputs.samples, self.texts)
+            with self.quiet():
+                scores = self._context.score(role_of(node), inputs.samples, self.texts)
         elif node.attr("per") is None:
             computed = self._worker(node).train.scores(self._put(inputs, step))
             step.values.expect(node.id, "score", computed)

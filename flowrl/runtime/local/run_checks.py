@@ -102,8 +102,6 @@ def _require_streaming(
             "an engine is emptied for new weights (policies.publication), and several rollouts "
             f"of {', '.join(sorted({r for r in roles if roles.count(r) > 1}))} share theirs"
         )
-    elif late := _scored_late(stage):
-        problem = f"{late.id} ({_line(late)}) scores by rules what is known when the batch is there"
     else:
         return
     staleness, own = stage.context.max_staleness, stage.workflow.max_staleness
@@ -132,13 +130,6 @@ def _chooses_prompts(stage: CompiledStage) -> str:
         "policies.over_sampling.prompts": isinstance(spare, Mapping) and bool(spare.get("prompts")),
     }
     return ", ".join(name for name, chooses in chosen.items() if chooses)
-
-
-def _scored_late(stage: CompiledStage) -> Node | None:
-    """Returns a score by rules that is made when the batch is there; None without one."""
-    parts = GraphParts(stage.graph)
-    scores = (n for n in stage.graph.of_op(Op.SCORE) if is_rule_score(n))
-    return next((node for node in scores if not parts.streams(node.id)), None)
 
 
 def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
