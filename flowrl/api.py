@@ -536,6 +536,15 @@ def _as_begun(compiled: Compiled, stage: CompiledStage, folder: Path) -> Compile
     nodes = [operation.node for operation in given.operations]
     if nodes != [operation.node for operation in stage.plan.operations]:
         return stage  # from another workflow, which the executor reports
+    began, now = (
+        {one.role: one.layout.dp for one in plan.placements} for plan in (given, stage.plan)
+    )
+    if now != began:
+        ranks = (
+            f"{role}: {began[role]} -> {now[role]}" for role in now if now[role] != began[role]
+        )
+        _log.warning("%s: made again, for another number of ranks (%s)", written, ", ".join(ranks))
+        return stage
     timed = stage is compiled.stages[-1]
     plan = by_file(compiled.config, [stage], given, written, timed=timed)
     changes = list(local_changes(given, plan, written))

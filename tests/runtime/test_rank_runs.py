@@ -90,3 +90,16 @@ def test_the_ray_executor_refuses_ranks(tmp_path: Path) -> None:
         api.run(None, config, display=WatchedDisplay())
     assert caught.value.where == "roles.actor.ranks"
     assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_stopped_run_goes_on_with_another_number_of_ranks(
+    straight: Outcome, tmp_path: Path, ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = stopped(tmp_path, CtrlC("grpo", 2), roles=_with_ranks(tmp_path)["roles"])
+    resumed(run, f"roles.actor.ranks={ranks}")
+    assert f"another number of ranks (actor: 2 -> {ranks})" in caplog.text
+    left = outcome(run)
+    assert left.counts == straight.counts
+    for step, other in zip(left.metrics, straight.metrics, strict=True):
+        assert step["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-6)
