@@ -290,11 +290,14 @@ class _Problem:
             what, place = "does not say its kind", self.where
         else:
             what, place = f"has no kind '{kind}'", self.place(f"{self.key}.kind")
+        hint = suggestion(str(kind), kinds) or f"write {{kind: {kinds[0]}, ...}}"
+        if "python" in kinds:  # terms of rewards
+            hint += "; {use: FILE.py:NAME} takes a function of yours"
         return ConfigError(
             f"{self.key} {what}",
             where=place,
             expected=f"kind: {listing(kinds)}",
-            hint=suggestion(str(kind), kinds) or f"write {{kind: {kinds[0]}, ...}}",
+            hint=hint,
         )
 
     def _unknown_key(self) -> ConfigError:

@@ -42,6 +42,8 @@ def test_an_override_finds_a_term_by_the_name_of_its_function():
     ("term", "part"),
     [
         ("{use: gsm9k}", "did you mean 'gsm8k'?"),
+        ("{use: gsm9k}", "; {use: FILE.py:NAME} takes a function of yours"),
+        ("{weight: 2}", "...}; {use: FILE.py:NAME} takes a function of yours"),
         ("{use: verl_math_dap}", "did you mean 'verl_math_dapo'?"),
         ("{use: gsm8k, tolerance: 1}", "tolerance"),
         ("{use: 'mine.py:close', timeout_s: 0}", "timeout_s"),
