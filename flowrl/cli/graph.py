@@ -149,6 +149,13 @@ def load_graph(target: str, overrides: Sequence[str], options: GraphOptions) -> 
         TraceError, GraphError: The workflow is wrong.
     """
     _one_of("--level", options.level, LEVELS)
+    if (config := Path(target) / "config.yaml").is_file():
+        raise ConfigError(
+            "this is a run's folder, whose config has the graph",
+            where=f"command line ({target})",
+            expected="FILE.py, FILE.py:NAME, a registered name or a config file (.yaml)",
+            hint=f"name {config} in its place",
+        )
     stages: Sequence[str] = ()
     inspects = bool(options.print_after or options.disable_pass)
     if _is_config(target):

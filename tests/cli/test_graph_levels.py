@@ -99,3 +99,10 @@ def test_a_stage_that_is_not_there_is_refused(target, stage, message):
     overrides = ELSEWHERE if target == QUICKSTART else ()
     with pytest.raises(ConfigError, match=message):
         run(target, overrides, GraphOptions(stage=stage))
+
+
+def test_a_run_folder_is_refused_with_the_config_in_it(tmp_path):
+    (tmp_path / "config.yaml").write_text(f"extends: {QUICKSTART}\n")
+    with pytest.raises(ConfigError, match="this is a run's folder") as caught:
+        run(str(tmp_path), (), GraphOptions())
+    assert caught.value.hint == f"name {tmp_path}/config.yaml in its place"
