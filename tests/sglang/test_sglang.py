@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import WordLevel
 
 from flowrl.backend.protocols import Finished, FinishReason, GenerateBackend, GenerateRequest
 from flowrl.backend.registry import check_options, options_of
@@ -181,6 +184,36 @@ def test_the_end_of_a_request_that_never_ran_repeats_no_tokens(model: Path) -> N
         engine.abort([SampleId("0/0/0")])
         end = next(one for one in iter_outputs(engine) if isinstance(one, Finished))
     assert len(end.tokens) == len(end.logprobs) == len(known)
+
+
+@pytest.mark.parametrize(
+    ("name", "stop", "num_tokens", "versions"),
+    [
+        ("aborted", "0.t263.t32", 3, ((0, 3),)),
+        ("across", ("none", "436.t248."), 16, ((0, 14), (4, 2))),
+    ],
+)
+def test_a_response_ends_with_the_token_that_completes_a_stop_text(
+    model: Path, name: str, stop: Any, num_tokens: int, versions: Any
+) -> None:
+    words = {f"t{token}.": token for token in range(512)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="t0."))
+    tokenizer.decoder = ByteLevel()
+    tokenizer.save(str(model / "tokenizer.json"))
+
+    def generate(_: Any) -> Answer:
+        return stream(*RECORDED[name][:2], None, *RECORDED[name][2:])
+
+    with serving(generate) as fake, closing(opened(model, url=fake.url)) as engine:
+        fake.script["/abort_request"] = lambda _: fake.go() or Answer(whole=True)
+        end = end_of(engine, request(max_tokens=1200, stop=stop))
+    assert end.reason is FinishReason.STOP
+    assert end.tokens.tolist() == [token for _, token, _ in rows(name)][:num_tokens]
+    assert len(end.logprobs) == num_tokens
+    assert end.versions == versions
+    (generated,) = fake.bodies("/generate")
+    assert fake.bodies("/abort_request")[0] == {"rid": generated["rid"]}
+    assert "stop" not in generated["sampling_params"]
 
 
 def test_a_refused_request_is_an_error_with_the_message_of_the_server(model: Path) -> None:

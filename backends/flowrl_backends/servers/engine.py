@@ -5,6 +5,9 @@
 Requests wait for the weights that were sent before them. Those that are running go on across a
 publication: the server says which version each token is of. A server that is gone, or that sends
 nothing for `silence_s` while it has requests, raises `WorkerDied` from `poll`.
+
+Stop texts are looked for here, because servers get tokens and have no tokenizer: the request is
+aborted at the server, and the tokens that it sampled after the text are dropped.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import SampleId
 from flowrl_backends.servers.model_folder import linked_model
 from flowrl_backends.torch.admission import check_request, check_stops
+from flowrl_backends.torch.stop_texts import StopText, StopTexts
 
 __all__ = ["Piece", "Server", "ServerEngine"]
 
@@ -104,10 +108,17 @@ class Server(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request that has not ended, under its name at the server."""
+    """A request that has not ended, under its name at the server.
+
+    Attributes:
+        stop: What looks for its stop texts; None where it has none.
+        stopped: One of them is complete.
+    """
 
     request: GenerateRequest
     name: str
+    stop: StopText | None = None
+    stopped: bool = False
     aborted: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -128,6 +139,7 @@ class ServerEngine:
         self._vocab_size = int(config.get("text_config", config)["vocab_size"])
         check_stops(context, self._vocab_size)
         self._server, self._silence_s = server, silence_s
+        self._stop_texts: StopTexts | None = None
         self._numbers = itertools.count()
         self._closed = False
         # Shared with the loop's thread, under the condition.
@@ -161,9 +173,15 @@ class ServerEngine:
         """See `GenerateBackend`; nothing is accepted if one request is refused."""
         for request in requests:
             check_request(request, self._context, self._vocab_size)
+        if self._stop_texts is None and any(request.sampling.stop for request in requests):
+            self._stop_texts = StopTexts(self._context.model)
         # A server may last longer than this engine, so names are of the engine too.
         prefix = self._scratch.name
-        started = [_Live(request, f"{prefix}-{next(self._numbers)}") for request in requests]
+        texts = self._stop_texts
+        started = [
+            _Live(one, f"{prefix}-{next(self._numbers)}", texts.begin(one) if texts else None)
+            for one in requests
+        ]
         with self._changed:
             self._live |= {(one.request.sample, one.request.attempt): one for one in started}
             self._heard_s = time.monotonic()
@@ -318,8 +336,7 @@ class ServerEngine:
         reason: FinishReason | None = None
         versions: tuple[tuple[int, int], ...] = ()
         async for piece in self._server.generate(request, live.name):
-            live.tokens += piece.tokens
-            live.logprobs += piece.logprobs
+            self._take(live, piece)
             reason, versions = piece.reason, piece.versions
             with self._changed:
                 self._heard_s = time.monotonic()
@@ -331,17 +348,33 @@ class ServerEngine:
                 self._changed.notify()
         self._finish(live, self._required_end(live, reason), versions)
 
+    def _take(self, live: _Live, piece: Piece) -> None:
+        """Keeps tokens up to the end of a stop text, where the request is aborted."""
+        if live.stopped:
+            return
+        end = None
+        if live.stop is not None:
+            end = next((n for n, one in enumerate(piece.tokens, 1) if live.stop.take(one)), None)
+        live.tokens += piece.tokens[:end]
+        live.logprobs += piece.logprobs[:end]
+        live.stopped = end is not None
+        if live.stopped and piece.reason is None:
+            self._run(self._repeat_abort(live))
+
     def _finish(
         self, live: _Live, reason: FinishReason, versions: tuple[tuple[int, int], ...]
     ) -> None:
-        request = live.request
+        request, left, kept = live.request, len(live.tokens), []
+        for version, count in versions:
+            kept.append((version, min(count, left)))
+            left -= kept[-1][1]
         end = Finished(
             sample=request.sample,
             attempt=request.attempt,
             reason=reason,
             tokens=np.array(live.tokens, np.int64),
             logprobs=np.array(live.logprobs, np.float32),
-            versions=tuple((version, count) for version, count in versions if count),
+            versions=tuple((version, count) for version, count in kept if count),
         )
         with self._changed:
             del self._live[request.sample, request.attempt]
@@ -369,12 +402,15 @@ class ServerEngine:
             BackendError: The end is not that of the run's own options.
         """
         sample, role = f"sample {live.request.sample}", self._context.role
-        if reason is None or (reason is FinishReason.ABORT and not live.aborted):
+        asked = live.aborted or live.stopped
+        if reason is None or (reason is FinishReason.ABORT and not asked):
             raise WorkerDied(
                 "the server ended a request that nobody aborted",
                 where=sample,
                 found=self._server.last_words(),
             )
+        if live.stopped:
+            return FinishReason.STOP
         stops = self._context.stop_token_ids
         if reason is FinishReason.STOP and live.tokens[-1] not in stops:
             raise BackendError(

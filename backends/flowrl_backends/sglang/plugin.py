@@ -74,7 +74,7 @@ class SglangPlugin(BasePlugin):
         abort=True,
         resume=True,
         seeds=False,
-        sampling=frozenset({"top_p", "top_k", "min_p"}),
+        sampling=frozenset({"top_p", "top_k", "min_p", "stop"}),
     )
 
     def check(self, options: Mapping[str, object] = NO_OPTIONS) -> BackendStatus:
