@@ -173,6 +173,10 @@ def plan(
     pin: Pins = None,
     plan: GivenPlan = None,
     routes: Routes = None,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", metavar="NAME", help="Of a config's stages; -o: default the last."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the plan: .json, .yaml or .html."),
@@ -192,6 +196,7 @@ def plan(
         pin=tuple(pin or ()),
         plan=plan,
         routes=routes,
+        stage=stage,
     )
     command.run(config_file(config, "plan"), overrides or [], options)
 

@@ -18,12 +18,14 @@ from flowrl.cli.files import (
     refuse_plan,
     refuse_together,
     require_output,
+    stage_named,
     write_output,
 )
 from flowrl.errors import FlowError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
+    from flowrl.compiler import CompiledStage
     from flowrl.plan import PlacementPlan
 
 _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".html": "html"}
@@ -41,22 +43,25 @@ class PlanOptions:
     pin: Sequence[str] = ()
     plan: Path | None = None
     routes: str | None = None
+    stage: str | None = None
 
 
 _EXCLUDES = {
     "--routes": ("--output", "--top", "--explain"),
-    "--plan": ("--cluster", "--pin", "--top"),
+    "--plan": ("--cluster", "--pin", "--top", "--stage"),
     "--output": ("--json", "--explain"),
     "--json": ("--explain",),
 }
 """The options that cannot be given together with each one."""
 
-_FOR_CONFIGS = ("--plan", "--routes", "--cluster", "--pin")
+_FOR_CONFIGS = ("--plan", "--routes", "--cluster", "--pin", "--stage")
 """Options that need a configuration, from which another plan follows than a file's."""
 
 
 def run(config: Path, overrides: Sequence[str], options: PlanOptions) -> None:
-    """Compiles a configuration and prints or writes the plan of its last stage.
+    """Compiles a configuration and prints or writes the plan of a stage.
+
+    Without `--stage` all plans are printed, or the plan of the last stage is written.
 
     Raises:
         FlowError: The configuration or an option is wrong, or the job does not fit.
@@ -105,7 +110,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
         from flowrl import api
 
         compiled = api.compile(None, config, overrides=words)
-        plans = [stage.plan for stage in compiled.stages]
+        plans = [stage.plan for stage in _asked(compiled.stages, options, config)]
         by_time = compiled.config.plan.objective == "step_time"
         if options.output is None and not options.json:
             here = _not_here(compiled, plans[0])
@@ -126,6 +131,20 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanOptions) -> Non
     if is_plan(config) and not (options.output or options.json):
         command = f"flowrl plan CONFIG --plan {config}"
         print(f"\ntimes and memory are the file's; to evaluate its decisions again: {command}")
+
+
+def _asked(
+    stages: Sequence[CompiledStage], options: PlanOptions, config: Path
+) -> Sequence[CompiledStage]:
+    """Returns the stage that `--stage` names; without a name all.
+
+    Raises:
+        ConfigError: The configuration has no such stage.
+    """
+    if options.stage is None:
+        return stages
+    name = stage_named([stage.name for stage in stages], options.stage, config)
+    return [stage for stage in stages if stage.name == name]
 
 
 def _not_here(compiled: Compiled, shown: PlacementPlan) -> list[str]:
@@ -187,7 +206,7 @@ def _compiled_by_file(config: Path, written: Path, words: Sequence[str]) -> Comp
 
 
 def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanOptions) -> None:
-    """Prints the transfers of the last stage's parameters, by a plan's file or a new plan."""
+    """Prints the transfers of a stage's parameters, by a plan's file or a new plan."""
     from flowrl import api
     from flowrl.cli.routes import print_routes
 
@@ -195,7 +214,7 @@ def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanO
         stages = _compiled_by_file(config, options.plan, words).stages
     else:
         stages = api.compile(None, config, overrides=words).stages
-    print_routes(stages[-1], names, options)
+    print_routes(_asked(stages, options, config)[-1], names, options)
 
 
 def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
@@ -203,7 +222,9 @@ def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
     from flowrl.plan.explain.top import one_line
 
     plan = plans[-1]
-    last = f", the last of {len(plans)} stages" if len(plans) > 1 else ""
+    last = (
+        f", the last of {len(plans)} stages (--stage NAME writes another)" if len(plans) > 1 else ""
+    )
     match _FORMATS[output.suffix]:
         case "html":
             from flowrl.viz.plan import render_plan

@@ -66,6 +66,7 @@ READING = {
     "plan, overrides around": ["plan", "tiny.yaml", "train.group_size=2", "--json", "seed=1"],
     "plan to JSON": ["plan", "tiny.yaml", "-o", "plan.json"],
     "plan to YAML": ["plan", "tiny.yaml", "train.group_size=2", "--output", "plan.yaml"],
+    "plan of a stage": ["plan", "tiny.yaml", "--stage", "sft", "-o", "sft.yaml"],
     "backends": ["backends"],
     "backends --json": ["backends", "--json"],
     "help": ["--help"],
@@ -103,10 +104,12 @@ def test_what_was_written_where_is_told_in_one_line(reading: dict[str, Ended]):
     told = {name: one.err.splitlines() for name, one in reading.items() if one.err}
     assert told["to a file"] == ["written to graph.mmd: graph of mine, traced, as mermaid"]
     (line,) = told["plan to JSON"]
-    said = "written to plan.json: plan of grpo, the last of 2 stages, temporal on cpu:0, "
+    said = (
+        "written to plan.json: plan of grpo, the last of 2 stages (--stage NAME writes another), "
+    )
     assert line.startswith(said)
     assert line.endswith(" a step")
-    assert [len(lines) for lines in told.values()] == [1, 1, 1]
+    assert [len(lines) for lines in told.values()] == [1, 1, 1, 1]
 
 
 def test_graphs_are_drawn_in_the_form_asked_for(reading: dict[str, Ended], folder: Path):
@@ -169,6 +172,12 @@ def test_a_plan_is_json_and_nothing_else_and_reads_back(reading: dict[str, Ended
     # Not the same text: the memory that is free has changed between the two commands.
     assert PlacementPlan.from_json((folder / "plan.json").read_text()).sizes == plan.sizes
     assert yaml.safe_load((folder / "plan.yaml").read_text())["sizes"]["group_size"] == 2
+
+
+def test_each_stages_plan_can_be_written(reading: dict[str, Ended], folder: Path):
+    assert yaml.safe_load((folder / "sft.yaml").read_text())["graph"] == "sft"
+    assert yaml.safe_load((folder / "plan.yaml").read_text())["graph"] == "grpo"
+    assert "plan of sft, temporal" in reading["plan of a stage"].err
 
 
 def test_the_plan_tells_every_stage_and_what_each_role_needs(reading: dict[str, Ended]):

@@ -43,7 +43,7 @@ def told(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
         ("run c.yaml --steps 3", "train.steps=3"),
         ("run c.yaml --train.steps=3", "overrides have no dashes: train.steps=3"),
         ("why runs/a 0/0/0 --steps 3", "it belongs to `flowrl simulate`"),
-        ("plan c.yaml --stage grpo", "it belongs to `flowrl graph`; leave it out here"),
+        ("plan c.yaml --print-after fill", "it belongs to `flowrl graph`; leave it out here"),
         ("plan c.yaml --ouput x.json", "did you mean --output?"),
         ("plan c.yaml --cluster", "'--cluster' requires an argument"),
         ("plan c.yaml --json=3", "'--json' does not take a value"),
