@@ -53,8 +53,11 @@ class _NothingOpened(LocalExecutor):
         return cast(EnvironmentPool, _Unopened())
 
 
-def check_run(compiled: Compiled) -> None:
+def check_run(compiled: Compiled, missing: Sequence[FlowError] = ()) -> None:
     """Prints what was checked.
+
+    Args:
+        missing: What the configuration names and is not there, such as data; nothing is read then.
 
     Raises:
         FlowError: One error for all that would end the run.
@@ -62,18 +65,19 @@ def check_run(compiled: Compiled) -> None:
     """
     config, stages = compiled.config, compiled.stages
     checks = [*check_machine(runs=config.runtime.runs), *_plans(stages)]
-    problems: list[FlowError] = []
-    with _noted(problems):
+    problems = list(missing)
+    with noted(problems):
         executor_of(config).require_runnable(config, stages)
     used = {role for stage in stages for role in stage.graph.roles} & set(config.roles)
     for name in sorted(used):
         role = config.roles[name]
-        with _noted(problems):
+        with noted(problems):
             versions = require_usable(role.plugin, name, role.options, role.engine_options)
             checks.append(Check(name=f"role {name}", status=Status.OK, found=versions))
-    executor = _NothingOpened(config.runtime)
-    with _noted(problems), closing(RunInputs(config, stages, executor=executor)) as inputs:
-        checks += _inputs(inputs, config)
+    if not missing:
+        executor = _NothingOpened(config.runtime)
+        with noted(problems), closing(RunInputs(config, stages, executor=executor)) as inputs:
+            checks += _inputs(inputs, config)
     print("\n".join(report_lines(checks)))
     raise_all(problems)
     if stopping := [check.name for check in checks if check.stops]:
@@ -83,7 +87,7 @@ def check_run(compiled: Compiled) -> None:
 
 
 @contextmanager
-def _noted(problems: list[FlowError]) -> Iterator[None]:
+def noted(problems: list[FlowError]) -> Iterator[None]:
     """Keeps the error of a check, so that the others are made too."""
     try:
         yield

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from flowrl.errors import ConfigError, FlowError
+from flowrl.errors import ConfigError, FlowError, raise_all
 from flowrl.wording import suggestion
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
+    from flowrl.config.load import LoadedConfig
 
 _CHANGEABLE = (
     "train.steps",
@@ -45,7 +46,9 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
     Raises:
         FlowError: The run ended early.
     """
-    with _compiled(config, overrides, plan) as compiled:
+    from flowrl.config.load import load_config
+
+    with _compiled(load_config(config, overrides), plan) as compiled:
         _interruptible(lambda: _print_comparison(compiled, compiled.run().folder))
 
 
@@ -55,26 +58,37 @@ def dry_run(config: Path, overrides: Sequence[str], plan: Path | None = None) ->
     Raises:
         FlowError: It would end early.
     """
-    from flowrl.cli.dry_run import check_run
+    from flowrl.cli.dry_run import check_run, noted
+    from flowrl.config.check import check_config
+    from flowrl.config.load import load_config
 
-    with _compiled(config, overrides, plan) as compiled:
-        check_run(compiled)
+    loaded = load_config(config, overrides)
+    problems: list[FlowError] = []
+    with noted(problems):
+        check_config(loaded)
+    # A run without its data is compiled too, so that the machine and the roles are checked.
+    with noted(problems), _compiled(loaded, plan, runs=False) as compiled:
+        check_run(compiled, problems)
+    raise_all(problems)
 
 
 @contextmanager
-def _compiled(config: Path, overrides: Sequence[str], plan: Path | None) -> Iterator[Compiled]:
-    """Compiles a run; errors in the block get the lines of its files."""
+def _compiled(loaded: LoadedConfig, plan: Path | None, *, runs: bool = True) -> Iterator[Compiled]:
+    """Compiles a run; errors in the block get the lines of its files.
+
+    Args:
+        runs: As in `flowrl.api.compile`.
+    """
     from flowrl import api
     from flowrl.cli.files import refuse_many_devices, run_by
-    from flowrl.config.load import load_config, locating
+    from flowrl.config.load import locating
     from flowrl.plan.check.file_lines import lines_of
 
-    loaded = load_config(config, overrides)
     with locating(loaded):
         if plan is not None:
             # A plan of this machine is made first, in which the job of such a file may not fit.
             refuse_many_devices(plan)
-        compiled = api.compile(None, loaded)
+        compiled = api.compile(None, loaded, runs=runs)
         if plan is not None:
             compiled = run_by(compiled, plan)
         with lines_of(plan):

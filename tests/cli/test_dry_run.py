@@ -79,6 +79,26 @@ def test_all_that_would_end_the_run_is_reported_at_once(
     assert "backend 'picky' cannot be used here: no such port" in err
 
 
+def test_missing_data_is_reported_after_the_other_checks_and_with_other_mistakes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    config = str(write_config(tmp_path))
+    missing = ("data.train=none.jsonl", "data.eval=no.jsonl")
+    assert run(config, *missing) == 2
+    out, err = capfd.readouterr()
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[1] == "ok runs can be written"
+    assert any(line.startswith("ok stage grpo 4 steps") for line in lines)
+    assert "ok role verifier verify" in lines
+    assert "can run here" not in out
+    assert err.count("no such data file: none.jsonl") == 1
+    assert err.count("no such data file: no.jsonl") == 1
+    assert run(config, *missing, "args.kk=1") == 2
+    _, err = capfd.readouterr()
+    assert "no such data file: none.jsonl" in err
+    assert "kk" in err
+
+
 def test_a_machine_that_cannot_run_flowrl_is_no_success(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], machine: list[doctor.Check]
 ):
