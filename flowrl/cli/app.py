@@ -233,13 +233,15 @@ def size(
 def diff(
     before: Annotated[
         str,
-        typer.Argument(metavar="A", help="A config, a plan's file, a graph's JSON or a workflow."),
+        typer.Argument(metavar="A", help="A config, plan, graph's JSON, workflow or run."),
     ],
     after: Annotated[str, typer.Argument(metavar="B", help="What A is compared with.")],
     overrides: Overrides = None,
     kind: Annotated[
         str | None,
-        typer.Option("--as", metavar="KIND", help="configs, graphs or plans; default by content."),
+        typer.Option(
+            "--as", metavar="KIND", help="configs, graphs, plans or runs; default by content."
+        ),
     ] = None,
     level: Annotated[
         str | None, typer.Option("--level", help="Of graphs: traced (default), lowered or placed.")
@@ -250,14 +252,23 @@ def diff(
     ] = None,
     cluster: Cluster = None,
     pin: Pins = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Draw two runs: a page, .html.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what differs between two configs, two graphs or two plans."""
+    """Show what differs between two configs, graphs, plans or runs."""
     from flowrl.cli import diff as command
 
     options = command.DiffOptions(
-        kind=kind, level=level, stage=stage, cluster=cluster, pin=tuple(pin or ()), json=json
+        kind=kind,
+        level=level,
+        stage=stage,
+        cluster=cluster,
+        pin=tuple(pin or ()),
+        output=output,
+        json=json,
     )
     command.run(before, after, overrides or [], options)
 

@@ -1,4 +1,4 @@
-"""`flowrl diff A B`: the differences between two configurations, two graphs or two plans."""
+"""`flowrl diff A B`: what differs between two configurations, graphs, plans or runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.files import (
+    format_of,
     given_options,
     is_plan,
     machine_words,
     offering_cluster,
     refuse_plan,
+    require_output,
+    write_output,
 )
 from flowrl.errors import ConfigError
 from flowrl.wording import nearest_file, one_of_them
@@ -30,6 +33,7 @@ class Content(StrEnum):
     """What a target of the command line is."""
 
     CONFIG = "a configuration"
+    RUN = "the folder of a run"
     PLAN = "a plan's file"
     GRAPH = "a graph's file"
     WORKFLOW = "a workflow"
@@ -39,6 +43,7 @@ _COMPARABLE = {
     "configs": {Content.CONFIG},
     "graphs": {Content.CONFIG, Content.GRAPH, Content.WORKFLOW},
     "plans": {Content.CONFIG, Content.PLAN},
+    "runs": {Content.RUN},
 }
 """The contents that are compared as each kind; the first kind that fits both targets is taken."""
 
@@ -47,6 +52,7 @@ _OPTIONS_OF = {
     "--stage": "graphs",
     "--cluster": "plans",
     "--pin": "plans",
+    "--output": "runs",
 }
 """The only kind of comparison in which an option has a meaning."""
 
@@ -60,6 +66,7 @@ class DiffOptions:
     stage: str | None = None
     cluster: str | None = None
     pin: Sequence[str] = ()
+    output: Path | None = None
     json: bool = False
 
 
@@ -67,8 +74,8 @@ def run(before: str, after: str, overrides: Sequence[str], options: DiffOptions)
     """Prints what differs between two targets.
 
     Args:
-        before: A configuration, a plan's file, a graph's JSON file, or a workflow as
-            `flowrl graph` takes it.
+        before: A configuration, a plan's file, a graph's JSON file, a workflow as `flowrl graph`
+            takes it, or the folder of a run.
         after: A second target, with which `before` is compared.
         overrides: Changes to the configurations among the targets.
 
@@ -90,6 +97,8 @@ def run(before: str, after: str, overrides: Sequence[str], options: DiffOptions)
     match kind:
         case "configs":
             lines = _config_lines(Path(before), Path(after), overrides)
+        case "runs":
+            lines = _run_lines(Path(before), Path(after), options.output)
         case "graphs":
             lines = _graph_lines(before, after, overrides, options)
         case _:
@@ -107,6 +116,8 @@ def _content(target: str) -> Content:
         ConfigError: There is no such file.
     """
     path = Path(target)
+    if path.is_dir():
+        return Content.RUN
     if path.suffix not in (".yaml", ".yml", ".json"):
         return Content.WORKFLOW
     if not path.exists():
@@ -139,7 +150,7 @@ def _kind(contents: tuple[Content, Content], options: DiffOptions, found: str) -
             f"these two cannot be compared{wanted}",
             where="--as" if options.kind else "command line",
             found=found,
-            expected=" | ".join(possible) or "two configurations, two graphs or two plans",
+            expected=" | ".join(possible) or "two configurations, graphs, plans or runs",
             hint=one_of_them(options.kind or "", possible)
             if possible
             else "name the configuration of one of them in its place",
@@ -190,6 +201,25 @@ def _changed(key: str, old: object, new: object, files: tuple[Path, Path]) -> It
 
 def _value(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+# Runs
+
+
+def _run_lines(before: Path, after: Path, output: Path | None) -> list[str]:
+    from flowrl.observe.run_folder import RunFolder
+    from flowrl.viz.run_diff import diff_numbers, render_run_diff
+
+    if output is not None:
+        format_of(output, {".html": "html"})
+        require_output(output)
+    folders = RunFolder.open(before), RunFolder.open(after)
+    changed = _config_lines(folders[0].config_path, folders[1].config_path, ())
+    if output is not None:
+        write_output(
+            output, render_run_diff((before, after), changed), "page; open it in a browser"
+        )
+    return changed + diff_numbers((before, after))
 
 
 # Graphs

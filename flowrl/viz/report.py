@@ -58,8 +58,13 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """Numbers over steps, and the charts of them."""
+class Table:
+    """Numbers over steps, and the charts of them.
+
+    Attributes:
+        series: By name, a number or a gap for each step of `x`.
+        charts: The title of each, and the names of its series.
+    """
 
     name: str
     x: Sequence[int]
@@ -84,9 +89,8 @@ def render_report(path: Path) -> str:
     """
     folder = RunFolder.open(path)
     status, summary = report_of(path), folder.read_summary()
-    steps = {stage: list(rows) for stage, rows in groupby(folder.steps(), key=lambda r: r.stage)}
-    evaluations = list(folder.evaluations())
-    tables = [t for stage in reversed(steps) for t in _tables(stage, steps[stage], evaluations)]
+    steps = steps_by_stage(folder)
+    tables = tables_of(folder, steps)
     samples = _samples(folder)
     config = load_config(folder.config_path).config
     values = {
@@ -116,9 +120,19 @@ def render_report(path: Path) -> str:
     )
 
 
+def steps_by_stage(folder: RunFolder) -> dict[str, list[StepMetrics]]:
+    return {stage: list(rows) for stage, rows in groupby(folder.steps(), key=lambda r: r.stage)}
+
+
+def tables_of(folder: RunFolder, steps: dict[str, list[StepMetrics]]) -> list[Table]:
+    """Returns the numbers of the steps and of the held-out data of each stage, the last first."""
+    evaluations = list(folder.evaluations())
+    return [t for stage in reversed(steps) for t in _tables(stage, steps[stage], evaluations)]
+
+
 def _tables(
     stage: str, rows: Sequence[StepMetrics], evaluations: Sequence[EvaluationRow]
-) -> Iterator[_Table]:
+) -> Iterator[Table]:
     rows = _thinned(rows, _MOST_STEPS)
     numbers = [NAMES["flowrl"].step(row, 1) | _rates(row) for row in rows]
     yield _table(f"stage {stage}", [row.step for row in rows], numbers, _CHARTS)
@@ -145,7 +159,7 @@ def _table(
     steps: Sequence[int],
     numbers: Sequence[Mapping[str, float]],
     charts: Sequence[tuple[str, Sequence[str]]],
-) -> _Table:
+) -> Table:
     keys = sorted({key for values in numbers for key in values})
     series = {key: [_rounded(values.get(key)) for values in numbers] for key in keys}
     chosen = [
@@ -153,7 +167,7 @@ def _table(
         for title, patterns in charts
     ]
     charts = [(title, found) for title, found in chosen if found]
-    return _Table(name=name, x=steps, series=series, charts=charts)
+    return Table(name=name, x=steps, series=series, charts=charts)
 
 
 def _is_like(key: str, pattern: str) -> bool:

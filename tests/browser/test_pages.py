@@ -23,6 +23,7 @@ from flowrl.passes import Context, run_passes
 from flowrl.viz import render
 from flowrl.viz.plan import render_plan
 from flowrl.viz.report import render_report
+from flowrl.viz.run_diff import render_run_diff
 from flowrl.viz.timeline import render_timeline
 from flowrl_graphs.grpo import grpo
 from tests.browser.chromium import Tab, chromium, find_chromium
@@ -31,7 +32,7 @@ from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed")
 
 MARKUP = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
-PAGES = ("report", "graph", "plan", "timeline")
+PAGES = ("report", "graph", "plan", "timeline", "run_diff")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,7 @@ def pages(run: Path, tmp_path_factory: pytest.TempPathFactory, repository: Path)
         "graph": render(run_passes(grpo.trace(), Context()), "html"),
         "plan": render_plan(compiled.stages[-1].plan),
         "timeline": render_timeline("trace", spans, None, work_of(spans)[1]),
+        "run_diff": render_run_diff((run, run), ["seed: 0 -> 1"]),
     }
     assert tuple(texts) == PAGES
     for name, text in texts.items():
