@@ -24,9 +24,7 @@ STARTER = """
 import sys, time
 from pathlib import Path
 from flowrl_backends.servers.process import ServerProcess
-command = [sys.executable, "-c", "import time; time.sleep(600)"]
-server = ServerProcess(command, {}, Path(sys.argv[1]))
-print(server._process.pid, flush=True)
+server = ServerProcess([sys.executable, "-c", sys.argv[2]], {}, Path(sys.argv[1]))
 time.sleep(600)
 """
 
@@ -59,14 +57,23 @@ def test_stop_ends_a_server_and_what_it_started(tmp_path: Path) -> None:
     assert server.has_ended
 
 
-def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTER, str(tmp_path / "log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
-        server = int(starter.stdout.readline())
-        assert is_there(server)
+def test_a_server_and_what_it_started_end_with_the_process_that_started_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(log), PARENT]) as starter:
+        wait_until(lambda: log.read_text().endswith("\n"))
+        child = int(log.read_text())
+        assert is_there(child)
         os.kill(starter.pid, signal.SIGKILL)
-        wait_until(lambda: not is_there(server))
+        wait_until(lambda: not is_there(child))
+
+
+def test_what_a_server_started_ends_with_a_server_that_dies(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = PARENT.replace("time.sleep(600)\n", "sys.exit()\n")
+    server = ServerProcess([sys.executable, "-c", code], {}, log)
+    wait_until(lambda: server.has_ended)
+    assert not is_there(int(server.last_words()))
 
 
 def test_a_server_gets_its_variables_but_not_the_modules_of_this_process(

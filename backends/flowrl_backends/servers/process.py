@@ -1,33 +1,54 @@
-"""A server in a process group of its own that ends with the process that started it.
+"""A server that ends with the process that started it, and what the server started with it.
 
-The kernel kills the server when the thread that started it ends (Linux: prctl(2)), also where that
-is killed; the processes that the server starts are to do the same. Its output goes to a file.
+A watcher between the two, in a session of its own, starts the server in another session. The kernel
+terminates the watcher when the thread that started it ends, also where that is killed (Linux:
+prctl(2)); `stop` does the same. The watcher then ends the server and its whole process group, also
+the processes that would outlive their server. The server's output goes to a file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["ServerProcess", "free_port"]
 
-# Seconds for what a killed server started to end with it, before that is killed too.
-_END_S = 3.0
 _TAIL_BYTES = 1500
-_LAUNCH = """
-import ctypes, os, sys
-if sys.platform.startswith("linux"):
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL; it lasts across execve
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
+_WATCH = """
+import ctypes, os, signal, subprocess, sys, time
+
+def end_with_parent(number):
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG; it lasts across execve
+
+def prepare():
+    end_with_parent(signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+
+awaited = [signal.SIGTERM, signal.SIGCHLD]
+signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is ignored may never be delivered
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+end_with_parent(signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()
+server = subprocess.Popen(sys.argv[2:], start_new_session=True, preexec_fn=prepare)
+signal.sigwait(awaited)
+server.kill()
+server.wait()
+# What it started is left a moment to end with it: a tracker of shared memory cleans up.
+deadline = time.monotonic() + 3
+try:
+    while time.monotonic() < deadline:
+        os.killpg(server.pid, 0)
+        time.sleep(0.02)
+    os.killpg(server.pid, signal.SIGKILL)
+except ProcessLookupError:
+    pass
 """
 
 
@@ -46,7 +67,7 @@ class ServerProcess:
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -71,15 +92,8 @@ class ServerProcess:
             await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
-        self._process.kill()
+        self._process.terminate()
         self._process.wait()
-        # What it started is left a moment to end with it: a tracker of shared memory cleans up.
-        deadline = time.monotonic() + _END_S
-        with contextlib.suppress(ProcessLookupError):
-            while time.monotonic() < deadline:
-                os.killpg(self._process.pid, 0)
-                time.sleep(0.02)
-            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:
