@@ -161,7 +161,7 @@ print(*metadata("flowrl").get_all("Provides-Extra"))
 """
     extras = set(built.python(code).split())
     engines = {"torch", "ray", "sglang", "vllm", "megatron", "npu"}
-    data_and_scores = {"data", "math", "grammar", "tensorboard", "wandb"}
+    data_and_scores = {"data", "math", "grammar", "tensorboard", "wandb", "prometheus"}
     assert extras == {*engines, *data_and_scores, "viz", "aiconfigurator", "dev"}
 
 
