@@ -119,8 +119,9 @@ def _roles_without_work(stages: _Stages, role_backends: RoleBackends) -> Iterato
     # A role whose part an argument switches off has its place in the program all the same.
     used = {role.name for stage in stages for role in stage.workflow.roles}
     copied = {role.copy_of for name, role in roles.items() if name in used}
+    interpolated = {key.split(".")[1] for key in loaded.interpolated if key.startswith("roles.")}
     for name in roles:
-        if name in used | copied or loaded.is_taken_over(f"roles.{name}"):
+        if name in used | copied | interpolated or loaded.is_taken_over(f"roles.{name}"):
             continue
         where, meant = loaded.where(f"roles.{name}"), suggestion(name, used)
         if meant is not None and loaded.is_changed(f"roles.{name}"):

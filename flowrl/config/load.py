@@ -39,11 +39,13 @@ class LoadedConfig:
         config: The tree; it never changes.
         path: The file it was read from; None where there was none.
         places: The place of each key.
+        interpolated: The dotted keys that interpolations name.
     """
 
     config: RunConfig
     path: Path | None
     places: Places
+    interpolated: frozenset[str]
 
     def where(self, key: str) -> str:
         """Returns the place where the value of dotted `key` is written, for messages.
@@ -154,7 +156,8 @@ def load_config(
     remove_nulls(root, RunConfig)
     places = Places.of(root, path)
     config = validated(RunConfig, _interpolated(root, places), places)
-    return LoadedConfig(config=config, path=path, places=places)
+    interpolated = frozenset(re.findall(r"\$\{\s*([\w.-]+)\s*\}", str(root.plain)))
+    return LoadedConfig(config=config, path=path, places=places, interpolated=interpolated)
 
 
 def _read_config(path: Path, extended_by: tuple[Path, ...]) -> Node:

@@ -70,6 +70,11 @@ def test_a_role_that_a_used_one_copies_is_used(caplog):
     assert warned(caplog, ppo, roles=roles(critic=critic, base=model())) == []
 
 
+@pytest.mark.parametrize("actor", ["${roles.base}", model() | {"model": "${ roles.base.model }"}])
+def test_a_role_that_an_interpolation_names_is_used(caplog, actor):
+    assert warned(caplog, grpo, roles=roles(actor=actor, base=model())) == []
+
+
 def test_a_role_whose_part_is_switched_off_is_used(caplog):
     @fl.workflow
     def optional(
