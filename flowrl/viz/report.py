@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import TypeVar
 
 from flowrl.config.load import load_config
@@ -32,6 +32,8 @@ _MOST_STEPS = 2000
 _SAMPLED_STEPS = 40
 _PER_STEP = 6
 _OF_LAST_STEP = 60
+_GROUPS = 5
+"""Of the best and of the worst."""
 _TEXT = 1500
 """Characters of a prompt or a response."""
 _BAR_REM = 12
@@ -102,6 +104,7 @@ def render_report(path: Path) -> str:
         "tables": [table.name for table in tables],
         "stages": [_times(folder.path, stage, rows) for stage, rows in reversed(steps.items())],
         "workers": _workers(folder.path),
+        "groups": _groups(folder),
         "num_samples": len(samples),
         "samples_note": f"{counted(len(samples), 'sample')} of {_SAMPLED_STEPS} steps at most, "
         f"over the range of scores of each; of long texts the first {_TEXT:,} characters. "
@@ -288,6 +291,32 @@ def _samples(folder: RunFolder) -> list[dict[str, object]]:
         count = _OF_LAST_STEP if place == places[-1] else _PER_STEP
         samples += [_sample(row) for row in pick_samples(list(of_step), count)]
     return samples
+
+
+def _groups(folder: RunFolder) -> list[dict[str, str]]:
+    """Returns groups of the last step: those with the worst mean scores, then the best."""
+    scored: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for row in folder.samples_at(set(folder.sample_steps()[-1:])):
+        if row.score is not None and math.isfinite(row.score):
+            name = row.rollout, row.sample.rpartition("/")[0]
+            scored.setdefault(name, []).append((row.score, row.prompt))
+    groups = []
+    for name, rows in scored.items():
+        scores = [score for score, _ in rows]
+        groups.append((fmean(scores), pstdev(scores), len(rows), rows[0][1], " ".join(name)))
+    groups.sort()
+    if len(groups) > 2 * _GROUPS:
+        groups = groups[:_GROUPS] + groups[-_GROUPS:]
+    return [
+        {
+            "group": name.strip(),
+            "prompt": _cut(prompt),
+            "number": str(number),
+            "mean": f"{mean:.4g}",
+            "std": f"{std:.4g}",
+        }
+        for mean, std, number, prompt, name in groups
+    ]
 
 
 def _sample(row: SampleRow) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -112,6 +113,23 @@ def test_samples_are_rows_of_the_run_over_the_range_of_scores(run: Path):
     for step in (1, 2):
         scores = {s["score"] for s in page.data["samples"] if s["step"] == step}
         assert scores >= {0.0, 1.0}
+
+
+def test_groups_of_the_last_step_are_listed_from_the_worst_to_the_best(run: Path):
+    row = replace(next(RunFolder.open(run).samples()), rollout="")
+    rows = [
+        replace(row, step=2, sample=f"0/{group}/{member}", prompt=f"<p>{group}", score=score / 8)
+        for group in range(12)
+        for member, score in enumerate((group, group + 2))
+    ]
+    unscored = replace(row, step=2, sample="0/99/0", score=None)
+    write(run, list(RunFolder.open(run).steps()), [replace(row, step=1), *rows[::-1], unscored])
+    cells = re.findall(r"<tr><td>(0/\d+)</td>(.*?)</tr>", render_report(run), re.DOTALL)
+    assert [group for group, _ in cells] == [
+        f"0/{group}" for group in (0, 1, 2, 3, 4, 7, 8, 9, 10, 11)
+    ]
+    values = re.findall(r">([^<]+)</td>", cells[0][1])
+    assert values == ["&lt;p&gt;0", "2", "0.125", "0.125"]
 
 
 def test_the_page_loads_nothing_and_runs_no_script_but_its_own(run: Path):
