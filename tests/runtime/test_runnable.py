@@ -57,6 +57,14 @@ def unknown_template(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward)
     actor.update(better, verifier.score(better))
 
 
+@fl.workflow
+def unknown_separator(prompts: fl.Prompts, actor: fl.Policy, prm: fl.RewardModel):
+    rollout = actor.generate(prompts)
+    rewards = prm.score(rollout, per="step", separator="\n\n")
+    advantages = fl.advantage.reinforce_pp(None, rollout, token_rewards=rewards)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+
 def refused(runs: Path, workflow: Workflow, **changes: Any) -> str:
     """The message of a run that is refused and leaves nothing behind."""
     config = {**tiny_config(runs), "args": {}, "stages": ["last"], "stage": {}, **changes}
@@ -117,6 +125,15 @@ def test_characters_of_a_template_that_the_tokenizer_lacks_are_no_fault_of_a_row
     assert re.match(r"\S*test_runnable.py:\d+: the template has characters", message)
     assert "' ' ':' 'B' 'e' 'r' 't'" in message
     assert "add them to roles.actor.tokenizer.alphabet, or write the template with" in message
+
+
+def test_a_separator_of_steps_that_no_response_can_have_is_refused(tmp_path: Path):
+    roles = tiny_config(tmp_path)["roles"]
+    roles["prm"] = {"copy_of": "actor"}
+    message = refused(tmp_path / "runs", unknown_separator, roles=roles)
+    assert re.match(r"\S*test_runnable.py:\d+: the separator has characters", message)
+    assert r"found: '\n'" in message
+    assert "add them to roles.actor.tokenizer.alphabet, or end steps with" in message
 
 
 def test_values_that_no_row_has_are_noted_beside_those_of_others(tmp_path: Path):

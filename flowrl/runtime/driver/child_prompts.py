@@ -76,17 +76,8 @@ class ChildPrompts:
         """
         literals = [each for part in self._parts if isinstance(part, tuple) for each in part[::2]]
         remedy = "write the template with characters that it knows"
-        self._require_known("".join(literals), "the template has", remedy)
-
-    def _require_known(self, text: str, what: str, remedy: str) -> None:
-        strange, key = self._tokenizer.unknown(text), self._tokenizer.alphabet_key
-        if strange:
-            raise DataError(
-                f"{what} characters that the tokenizer does not know",
-                where=self._source,
-                found=" ".join(map(repr, strange[:8])),
-                hint=(f"add them to {key}, or " if key else "") + remedy,
-            )
+        text = "".join(literals)
+        require_known(self._tokenizer, text, "the template has", remedy, self._source)
 
     def items(self, rows: Sequence[tuple[SampleId, Payload]]) -> list[PromptItem]:
         """Returns the prompts of samples' children, whose groups have the samples' ids.
@@ -169,7 +160,8 @@ class ChildPrompts:
         known = self._encoded.get((text, first))
         if known is None:
             remedy = "take the row out of the data, or the field out of the template"
-            self._require_known(text, "a field of the row that the template names has", remedy)
+            what = "a field of the row that the template names has"
+            require_known(self._tokenizer, text, what, remedy, self._source)
             known = (
                 self._tokenizer.encode_prompt(text, "never")
                 if first
@@ -179,6 +171,22 @@ class ChildPrompts:
                 self._encoded.clear()
             self._encoded[text, first] = known
         return known
+
+
+def require_known(tokenizer: Tokenizer, text: str, what: str, remedy: str, where: str) -> None:
+    """Checks that the tokenizer knows the characters of a text of the program or of a row.
+
+    Raises:
+        DataError: it has a character that the tokenizer does not know.
+    """
+    strange, key = tokenizer.unknown(text), tokenizer.alphabet_key
+    if strange:
+        raise DataError(
+            f"{what} characters that the tokenizer does not know",
+            where=where,
+            found=" ".join(map(repr, strange[:8])),
+            hint=(f"add them to {key}, or " if key else "") + remedy,
+        )
 
 
 _REMEMBERED = 4096

@@ -33,9 +33,10 @@ from flowrl.data import PromptMixture, PromptSet, Row, source_field
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
+from flowrl.graph.sample_sets import sampling_node
 from flowrl.ids import NodeId, RoleName
 from flowrl.rollout.policies.prompts import WeightedShares
-from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt
+from flowrl.runtime.driver.child_prompts import ChildPrompts, LongestPrompt, require_known
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
 from flowrl.runtime.driver.texts import row_value
 from flowrl.runtime.executor import Executor, executor_of
@@ -160,6 +161,7 @@ class RunInputs:
                 models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowrl-")))
             self.prepared_inputs = self._prepared_inputs(models)
             self._require_values_of_splits()
+            self._require_known_separators()
             self._require_context_length()
             self._count_steps()
             for stage in stages:
@@ -253,6 +255,21 @@ class RunInputs:
                 raise error
             notes = (*self.prepared_inputs.notes, f"{where}: {error.what}, found {error.found}")
             self.prepared_inputs = replace(self.prepared_inputs, notes=notes)
+
+    def _require_known_separators(self) -> None:
+        """Checks that responses can have the separators of the steps that models score."""
+        nodes = [(graph, node) for graph in self._graphs for node in graph.of_op(Op.SCORE)]
+        for graph, node in nodes:
+            separator, generate = node.attr("separator"), sampling_node(graph, node)
+            if isinstance(separator, str):
+                role = self._use.owner(role_of(generate) if generate else self._use.reader)
+                require_known(
+                    self.prepared_inputs.models[role].tokenizer,
+                    separator,
+                    "the separator has",
+                    'end steps with characters that it knows, or score per="token"',
+                    str(node.source or node.id),
+                )
 
     def _require_context_length(self) -> None:
         """Checks that every response that may be generated fits after its prompt."""
