@@ -6,7 +6,7 @@
 # make test-slow     large cases of tests that `make test` has small ones of
 # make test-browser  pages in a headless Chromium (`make test` has them where one is installed)
 # make test-engines  real inference servers (an environment of their own, 3 GB; FLOWRL_SGLANG_PYTHON
-#               names one that is there)
+#               names one that is there; with FLOWRL_VLLM_PYTHON vLLM too)
 # make learn    every program learns from a warm start (`make test-slow` has two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids

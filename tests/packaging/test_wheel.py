@@ -125,6 +125,7 @@ print(json.dumps([(f.name, f.distribution, f.version, str(f.error)) for f in ava
         ["sglang", "flowrl", "0.1.0", "None"],
         ["torch", "flowrl", "0.1.0", "None"],
         ["verify", "flowrl", "0.1.0", "None"],
+        ["vllm", "flowrl", "0.1.0", "None"],
     ]
 
 
