@@ -20,13 +20,14 @@ from typing import TypeVar
 from flowrl.graph.ir import Op
 from flowrl.graph.sample_sets import parents_of, sample_sets
 from flowrl.graph.signatures import PROMPT, TURN, prompt_fields
-from flowrl.program.handles import Advantages, Mapped, Prompts, Rollout, Scores
+from flowrl.program.handles import Advantages, Handle, Mapped, Prompts, Rollout, Scores
 from flowrl.program.operation import Call
 from flowrl.program.tracer import Read
 from flowrl.specs.base import Count
 from flowrl.specs.cut import CutSpec
 from flowrl.specs.names import operation
 from flowrl.specs.prompts import PromptsSpec, PromptTemplate
+from flowrl.specs.user_functions import MarkedFunction
 from flowrl.user_lines import trace_error
 
 _Values = TypeVar("_Values", Scores, Advantages, Mapped)
@@ -104,6 +105,10 @@ def _cut_hint(cut: object) -> str | None:
             return f"write cut=fl.cut.share({cut})"
         case str():
             return "write cut=fl.cut.least_likely(), a cut before the most surprising token"
+        case Handle() | MarkedFunction():
+            return (
+                "a map cannot choose the cut: write one of these rules, which hold for all samples"
+            )
     return "call it: cut=fl.cut.least_likely()" if callable(cut) else None
 
 

@@ -144,6 +144,23 @@ def test_a_number_or_a_name_as_a_cut_is_answered_with_the_cut_that_it_means(
     assert refused(wrong).hint == hint
 
 
+@fl.map(reads="response_mask", gives="halves/samples")
+def halves(batch):
+    return batch.lengths // 2
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_map_as_a_cut_is_told_that_it_cannot_choose_it(called: bool):
+    @fl.workflow
+    def wrong(prompts: fl.Prompts, actor: fl.Policy):
+        rollout = actor.generate(prompts)
+        fl.prompts_of(rollout, cut=halves(rollout) if called else halves)
+
+    error = refused(wrong)
+    assert str(error.hint).startswith("a map cannot choose the cut")
+    assert "fl.cut.share(share)" in str(error.expected)
+
+
 def test_scores_of_other_samples_are_no_verdicts():
     @fl.workflow
     def wrong(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
