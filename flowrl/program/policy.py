@@ -206,10 +206,11 @@ class Policy(Role):
             )
         update = tracer.last_update(source.name)
         if update is None:
+            turned = f"; the role that takes weights comes first: {source.name}.sync({self.name})"
             raise trace_error(
                 f"{call.name} takes the weights of '{source.name}', which nothing has updated yet",
-                hint=f"write it after {source.name}.update(...); the role that takes weights comes "
-                f"first: {source.name}.sync({self.name})",
+                hint=f"write it after {source.name}.update(...)"
+                + (turned if tracer.last_update(self.name) else ""),
             )
         if source.version not in (None, update.id):
             raise call.refuse("source", source, f"the newest version of {source.name}")

@@ -242,6 +242,9 @@ def _condition(
 def _reads_of_part(call: Call, handles: Sequence[object], number: str) -> dict[str, Read]:
     """Returns what feeds the arguments of one set: its samples, and values of theirs."""
     first = handles[0] if handles else None
+    if isinstance(first, tuple(_CARRIED)):
+        expected = "samples, alone or with their values"
+        raise call.refuse("parts", first, expected, f"join values with their samples: {_JOINED}")
     samples = call.handle("samples", first, Samples)
     reads = {f"rollout{number}": samples.read()}
     for handle in handles[1:]:
@@ -264,6 +267,8 @@ _CARRIED: Mapping[type[Handle], str] = {
     Advantages: "advantages",
 }
 """Values that may go with samples, and the arguments that they feed."""
+
+_JOINED = "rollout, scores = fl.concat((a, a_scores), (b, b_scores))"
 
 
 # Sets of several sets.
@@ -308,7 +313,7 @@ def concat(*parts: Any, missing_logprob: float | None = None) -> Any:
             "parts",
             tuple(parts),
             "one or more sets of samples, either all alone or all with their values",
-            "write fl.concat(a, b), or rollout, scores = fl.concat((a, a_scores), (b, b_scores))",
+            f"write fl.concat(a, b), or {_JOINED}",
         )
     is_number = isinstance(missing_logprob, int | float) and not isinstance(missing_logprob, bool)
     if missing_logprob is not None and not (is_number and missing_logprob <= 0):

@@ -153,6 +153,27 @@ def test_a_refresh_the_wrong_way_round_is_turned():
     assert error.hint.endswith("the role that takes weights comes first: reference.sync(actor)")
 
 
+def test_a_refresh_before_the_update_is_not_turned():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, reference: fl.Policy):
+        rollout = actor.generate(prompts)
+        reference.sync(actor, decay=0.99)
+        actor.update(rollout, reward.score(rollout))
+
+    assert refusal(program).hint == "write it after actor.update(...)"
+
+
+def test_scores_that_are_joined_go_with_their_samples():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        one, other = actor.generate(prompts), actor.generate(prompts)
+        fl.concat(reward.score(one), reward.score(other))
+
+    error = refusal(program)
+    assert error.found == "the scores of 'reward.score'"
+    assert error.hint == (
+        "join values with their samples: rollout, scores = fl.concat((a, a_scores), (b, b_scores))"
+    )
+
+
 def test_a_rollout_given_as_prompts_is_told_to_become_prompts():
     def program(prompts: fl.Prompts, actor: fl.Policy, critic: fl.Policy):
         critic.generate(actor.generate(prompts))
