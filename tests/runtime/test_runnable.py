@@ -96,19 +96,10 @@ def split_samples(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
     actor.update(rollout, verifier.score(rollout))
 
 
-@pytest.mark.parametrize(
-    ("workflow", "train", "says"),
-    [
-        (split_prompts, {"refill": True}, "takes some of a step's prompts"),
-        (split_samples, {"max_staleness": 1}, "verifier.score .* what is known when the batch is"),
-    ],
-)
-def test_parts_by_row_are_of_steps_whose_prompts_are_known(
-    tmp_path: Path, workflow: Workflow, train: dict[str, Any], says: str
-):
-    config = tiny_config(tmp_path)
-    message = refused(tmp_path / "runs", workflow, train={**config["train"], **train})
-    assert re.search(says, message)
+def test_parts_by_row_are_of_steps_whose_prompts_are_known(tmp_path: Path):
+    train = {**tiny_config(tmp_path)["train"], "refill": True}
+    message = refused(tmp_path / "runs", split_prompts, train=train)
+    assert "takes some of a step's prompts" in message
     assert "test_runnable.py:" in message
 
 
