@@ -51,7 +51,7 @@ def test_a_policy_cannot_be_played_by_rules():
     assert line_of("def grpo(") in error.where
     assert "roles.actor.backend" in error.where
     assert error.found == "it offers score"
-    assert error.expected == "a backend that offers generate or train: sglang, torch"
+    assert error.expected == "a backend that offers generate or train: sglang, torch, vllm"
 
 
 def test_a_rule_reward_cannot_be_played_by_a_model_and_is_told_what_can():
